@@ -1,0 +1,1 @@
+"""The Slurm lifecycle around the proxy: plans, steps, health, drain and verdict."""

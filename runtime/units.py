@@ -1,0 +1,67 @@
+"""Durations and sizes as a plan writes them.
+
+Owns the two little grammars and their inverse forms for Slurm. Pure: refuses to know where a text came from.
+"""
+
+from __future__ import annotations
+
+import re
+
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d{1,4}):([0-5]\d):([0-5]\d)", re.ASCII)
+_UNIT_BYTES = {
+    "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(" + "|".join(_UNIT_BYTES) + ")", re.ASCII)
+
+
+def parse_duration(text: str) -> float:
+    """Read "10s", "1.5m", "2h", "1d", "HH:MM:SS" or "D-HH:MM:SS" as seconds.
+
+    Raises ValueError with a reason for a person. "MM:SS" is refused because Slurm and people read it differently.
+    """
+    if match := _DURATION.fullmatch(text):
+        return float(match[1]) * _UNIT_SECONDS[match[2]]
+    if match := _CLOCK.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return float(days * 86400 + hours * 3600 + minutes * 60 + seconds)
+    raise ValueError(f'{text!r} is not a duration: write "30s", "15m", "2h" or "HH:MM:SS"')
+
+
+def parse_size(text: str) -> int:
+    """Read "40GiB", "500MB" or "1024B" as bytes. Raises ValueError with a reason for a person."""
+    if match := _SIZE.fullmatch(text):
+        return int(float(match[1]) * _UNIT_BYTES[match[2]])
+    raise ValueError(f'{text!r} is not a size: write "512MiB" or "40GiB"')
+
+
+def slurm_time(seconds: float) -> str:
+    """Write seconds as Slurm's D-HH:MM:SS (without the day when it is zero), rounded up to a whole second."""
+    whole = int(-(-seconds // 1))
+    days, rest = divmod(whole, 86400)
+    clock = f"{rest // 3600:02}:{rest % 3600 // 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def slurm_mebibytes(size: int) -> str:
+    """Write bytes as Slurm's "512M" (its M is 1024 * 1024), rounded up so that nothing asked for is lost."""
+    return f"{-(-size // 2**20)}M"
+
+
+def human_duration(seconds: float) -> str:
+    """Write seconds for a person: "12.3s", "2m 05s", "1h 04m"."""
+    if seconds < 60:
+        return f"{seconds:g}s" if seconds == int(seconds) else f"{seconds:.1f}s"
+    whole = int(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02}m"
