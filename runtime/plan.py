@@ -7,11 +7,12 @@ Owns the shape. Refuses to know TOML, files and what makes a plan valid (planfil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 PLAN_SCHEMA_VERSION = 1
+_DETACHED_PREFIX = "DD_PROXY_PLAN_ENV_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +131,40 @@ def serve_arguments(options: Mapping[str, OptionValue]) -> list[str]:
     return arguments
 
 
+def detach_env(plan: Plan) -> tuple[Plan, dict[str, str]]:
+    """Replace every literal `env` value by a reference, so that the plan can be stored without any value.
+
+    Returns that plan and the values by the names it refers to; the attempt's environment must carry them.
+    """
+    values: dict[str, str] = {}
+
+    def detached(owner: str, env: Mapping[str, EnvValue]) -> dict[str, EnvValue]:
+        result: dict[str, EnvValue] = {}
+        for key, value in env.items():
+            if isinstance(value, str):
+                name = f"{_DETACHED_PREFIX}{owner}_{key}"
+                values[name] = value
+                value = FromEnv(name)
+            result[key] = value
+        return result
+
+    deployments = tuple(
+        replace(deployment, env=detached(str(number), deployment.env))
+        for number, deployment in enumerate(plan.deployments)
+    )
+    client = replace(plan.client, env=detached("client", plan.client.env))
+    return replace(plan, deployments=deployments, client=client), values
+
+
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """Give the resolved plan as JSON values; a `from_env` value stays a reference."""
     data = asdict(plan)
     data["schema_version"] = PLAN_SCHEMA_VERSION
     data["path"] = None if plan.path is None else str(plan.path)
     data["job"]["state_dir"] = str(plan.job.state_dir)
-    for part, table in zip((*plan.deployments, plan.client), (*data["deployments"], data["client"]), strict=True):
-        table["env"] = {key: _env_to_json(value) for key, value in part.env.items()}
+    for deployment, table in zip(plan.deployments, data["deployments"], strict=True):
+        table["env"] = _env_to_json(deployment.env)
+    data["client"]["env"] = _env_to_json(plan.client.env)
     return data
 
 
@@ -177,8 +204,8 @@ def _with_env(item: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _env_to_json(value: EnvValue) -> str | dict[str, str]:
-    return {"from_env": value.name} if isinstance(value, FromEnv) else value
+def _env_to_json(env: Mapping[str, EnvValue]) -> dict[str, str | dict[str, str]]:
+    return {key: {"from_env": value.name} if isinstance(value, FromEnv) else value for key, value in env.items()}
 
 
 def _env_from_json(value: str | Mapping[str, str]) -> EnvValue:

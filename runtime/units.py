@@ -1,27 +1,17 @@
 """Durations and sizes as a plan writes them.
 
-Owns the two little grammars and their inverse forms for Slurm. Pure: refuses to know where a text came from.
+Owns the grammar of durations and the forms that Slurm wants; sizes are read as the proxy reads them. Pure: refuses to know where a text came from.
 """
 
 from __future__ import annotations
 
 import re
 
+from proxy.units import parse_size
+
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d{1,4}):([0-5]\d):([0-5]\d)", re.ASCII)
-_UNIT_BYTES = {
-    "B": 1,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(" + "|".join(_UNIT_BYTES) + ")", re.ASCII)
 
 
 def parse_duration(text: str) -> float:
@@ -37,11 +27,15 @@ def parse_duration(text: str) -> float:
     raise ValueError(f'{text!r} is not a duration: write "30s", "15m", "2h" or "HH:MM:SS"')
 
 
-def parse_size(text: str) -> int:
-    """Read "40GiB", "500MB" or "1024B" as bytes. Raises ValueError with a reason for a person."""
-    if match := _SIZE.fullmatch(text):
-        return int(float(match[1]) * _UNIT_BYTES[match[2]])
-    raise ValueError(f'{text!r} is not a size: write "512MiB" or "40GiB"')
+def parse_memory(text: str) -> int:
+    """Read "40GiB" or "500MB" as bytes. Raises ValueError; less than 1 MiB is taken for a forgotten unit."""
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} {error}") from None
+    if size < 2**20:
+        raise ValueError(f'{text!r} is less than 1 MiB: write a unit, as in "512MiB" or "40GiB"')
+    return size
 
 
 def slurm_time(seconds: float) -> str:
