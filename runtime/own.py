@@ -10,7 +10,8 @@ from pathlib import Path
 def own_command() -> tuple[str, ...]:
     """Give the argument vector that runs dd-proxy with this interpreter, whatever PATH and directory a step has.
 
-    The installed script (or the single-file build) is preferred to `python -m`, which would import a folder named `proxy` from where it starts.
+    The installed script (or the single-file build) is preferred to `python -m`, which would import a folder named
+    `proxy` from the directory where it starts.
     """
     for candidate in (Path(sys.executable).with_name("dd-proxy"), Path(sys.argv[0])):
         if candidate.name.startswith("dd-proxy") and os.access(candidate, os.X_OK):

@@ -1,6 +1,7 @@
 """Durations and sizes as a plan writes them.
 
-Owns the grammar of durations and the forms that Slurm wants; sizes are read as the proxy reads them. Pure: refuses to know where a text came from.
+Owns the grammar of durations and the forms that Slurm wants; sizes are read as the proxy reads them.
+Pure: refuses to know where a text came from.
 """
 
 from __future__ import annotations

@@ -1,0 +1,36 @@
+"""Fixtures of the lifecycle tests: one real Slurm for the whole session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.runtime.minislurm import INSTALL, MiniSlurm, missing_programs
+
+
+def require_slurm() -> None:
+    """Skip, with the line that mends it, where Slurm is not installed; in CI that is a failure instead."""
+    missing = missing_programs()
+    if not missing:
+        return
+    message = f"this test needs a real Slurm ({', '.join(missing)} not found): {INSTALL}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def shared_slurm() -> Iterator[MiniSlurm]:
+    """Run one cluster for all tests of the session."""
+    require_slurm()
+    with MiniSlurm() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm(shared_slurm: MiniSlurm) -> Iterator[MiniSlurm]:
+    """Give a test the shared cluster; afterwards no job, step or process of a job is left on it."""
+    yield shared_slurm
+    shared_slurm.clear()
