@@ -1,0 +1,94 @@
+"""The last requests, kept as the log wrote them: for `GET /requests/{id}`, the status page and `dd-proxy why`.
+
+Owns two bounded rings and nothing else. A request's line is kept as bytes and never parsed here, so that keeping it
+costs the data path one append. Refuses to know what a line says beyond the few words that mark it as worth keeping for
+longer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+MAX_RECENT = 1000
+MAX_NOTABLE = 200
+MAX_BYTES = 1 << 20  # of either ring: a path may be as long as a head, and 1,000 of those would be 64 MB
+
+# What orjson writes of a request that used more than one attempt or ended badly. A quote inside a path is escaped, so
+# that no client can write these.
+_NOTABLE = (b'"failover":true', b'"complete":false', b'"final_status":5', b'"final_status":429')
+
+Choice = Mapping[str, Sequence[str]]  # why -> ids of the backends that one choice had to leave out for it
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One request: the line of its log event, and who was left out of the choice of each attempt (None: nobody)."""
+
+    request_id: str
+    line: bytes
+    choices: Sequence[Choice | None] | None
+
+
+class RecentRequests:
+    """Keep the last requests, and for longer those that failed over or ended badly."""
+
+    def __init__(
+        self, max_recent: int = MAX_RECENT, max_notable: int = MAX_NOTABLE, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._recent = _Ring(max_recent, max_bytes)
+        self._notable = _Ring(max_notable, max_bytes)
+
+    def __repr__(self) -> str:
+        return f"<RecentRequests recent={len(self._recent)} notable={len(self._notable)}>"
+
+    def add(self, request_id: str, line: bytes, choices: Sequence[Choice | None] | None) -> None:
+        """Keep one request that has ended; `line` is the JSON object that went to the log."""
+        kept = (request_id, line, choices)
+        self._recent.add(kept)
+        for mark in _NOTABLE:
+            if mark in line:
+                self._notable.add(kept)
+                return
+
+    def find(self, request_id: str) -> Kept | None:
+        """Find the latest request of this id, or None when it was never seen or is forgotten."""
+        for ring in (self._recent, self._notable):
+            for kept in ring.newest_first():
+                if kept[0] == request_id:
+                    return Kept(*kept)
+        return None
+
+    def lines(self, limit: int, *, notable: bool = False) -> list[bytes]:
+        """Give the log lines of the last `limit` requests, the newest first."""
+        ring = self._notable if notable else self._recent
+        return [kept[1].rstrip() for kept, _ in zip(ring.newest_first(), range(limit), strict=False)]
+
+
+_Entry = tuple[str, bytes, Sequence[Choice | None] | None]
+
+
+class _Ring:
+    """The last entries, bounded in number and in bytes of their lines."""
+
+    __slots__ = ("_bytes", "_entries", "_max_bytes", "_max_entries")
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self._entries: deque[_Entry] = deque()
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: _Entry) -> None:
+        entries = self._entries
+        entries.append(entry)
+        self._bytes += len(entry[1])
+        while len(entries) > self._max_entries or self._bytes > self._max_bytes:
+            self._bytes -= len(entries.popleft()[1])
+
+    def newest_first(self) -> Iterator[_Entry]:
+        return reversed(self._entries)
