@@ -90,7 +90,7 @@ class Job:
     def release(self) -> None:
         """Go on after a hang: the fault was cleared."""
         if self.hanging:
-            self.hanging = False
+            self.hanging, self._fault = False, None
             self._admit()
 
     def resume(self) -> None:
