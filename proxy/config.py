@@ -113,7 +113,7 @@ def _converted(option: Option, values: Mapping[str, object]) -> object:
     if option.key in values:
         return option.kind.convert(values[option.key])
     if option.default is REQUIRED:
-        raise ValueError(f"is required: {option.help}")
+        raise ValueError(f"is required ({option.help})")
     if option.default is None:
         return None
     return option.kind.convert(option.default)
