@@ -1,0 +1,91 @@
+"""Runs every check of the project one after the other, and closes with a summary.
+
+Owns the order and the summary. Goes on after a failed check, so that one run shows all that is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+GROUPS = ("unit", "tools", "runtime", "integration", "page")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A command whose exit code says whether the project is well."""
+
+    name: str
+    argv: tuple[str, ...]
+
+
+def checks(conformance: Path, jobs: int) -> list[Check]:
+    """Return every check that can be made here, the quick ones first."""
+    scripts = [str(path) for path in shell_scripts()]
+    found = [
+        Check("format", (str(BIN / "ruff"), "format", "--check", ".")),
+        Check("lint", (str(BIN / "ruff"), "check", ".")),
+        Check("types", (str(BIN / "mypy"),)),
+        Check("shell", ("shellcheck", *scripts)),
+    ]
+    found += [Check(f"tests/{group}", (str(BIN / "pytest"), "-q", f"tests/{group}")) for group in GROUPS]
+    harness = conformance / "harness.py"
+    if harness.is_file():
+        proxy = str(BIN / "dd-proxy")
+        argv = (sys.executable, str(harness), "--proxy", proxy, "--jobs", str(jobs))
+        found.append(Check("conformance", argv))
+    else:
+        print(f"no conformance harness at {conformance}: left out")
+    return found
+
+
+def shell_scripts() -> list[Path]:
+    """Return the shell scripts among the files that git knows."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [path for path in map(Path, listed.splitlines()) if _is_shell(ROOT / path)]
+
+
+def _is_shell(path: Path) -> bool:
+    if path.suffix not in ("", ".sh") or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        first = file.readline(100)
+    return first.startswith(b"#!") and first.rstrip().endswith((b"bash", b"/sh"))
+
+
+def run(check: Check) -> bool:
+    """Run one check; tell whether it passed."""
+    print(f"\n=== {check.name}", flush=True)
+    try:
+        return subprocess.run(check.argv, cwd=ROOT, stdin=subprocess.DEVNULL).returncode == 0
+    except FileNotFoundError:
+        print(f"{check.argv[0]} is not installed: skipped")
+        return True
+
+
+def main() -> int:
+    """Run the checks; return 0 when all passed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--conformance", type=Path, required=True, help="folder of the conformance harness")
+    parser.add_argument("--jobs", type=int, default=4, help="conformance cases at a time (default %(default)s)")
+    args = parser.parse_args()
+    results: list[tuple[str, bool, float]] = []
+    for check in checks(args.conformance, args.jobs):
+        began = time.monotonic()
+        results.append((check.name, run(check), time.monotonic() - began))
+    print("\n=== summary")
+    for name, passed, took in results:
+        print(f"{'ok    ' if passed else 'FAILED'}  {name:<20}{took:7.1f} s")
+    failed = sum(not passed for _, passed, _ in results)
+    print(f"checks: {len(results) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
