@@ -219,13 +219,8 @@ def test_a_detached_plan_holds_no_value_of_env() -> None:
 
 
 def test_serve_options_become_arguments() -> None:
-    options = {
-        "listen_port": 0,
-        "flush_head": True,
-        "no_retry_post": False,
-        "allowed_host": ("a", "b"),
-        "max_head": "1KiB",
-    }
+    options: dict[str, OptionValue] = {"listen_port": 0, "flush_head": True, "no_retry_post": False}
+    options |= {"allowed_host": ("a", "b"), "max_head": "1KiB"}
     assert serve_arguments(options) == [
         *("--listen-port", "0", "--flush-head"),
         *("--allowed-host", "a", "--allowed-host", "b", "--max-head", "1KiB"),
