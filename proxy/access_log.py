@@ -157,6 +157,7 @@ class AccessLog:
             self._closing.wait(WAKE_INTERVAL_S)  # more events may share the next write
             while self._queue:
                 self._write_batch()
+            self._overflowed = False
             # An event that came before this line saw `_awake` and set no flag, so look once more.
             self._awake = False
             if self._queue:
@@ -172,10 +173,8 @@ class AccessLog:
             self._sink.write(b"".join(batch))
         except OSError:  # closed, no reader, no space: these lines are lost, later ones may do better
             self._lost += len(batch)
-        if self._overflowed:
-            self._overflowed = False
-            if time.monotonic() - began > JAM_S:
-                self._skip_backlog()
+        if self._overflowed and time.monotonic() - began > JAM_S:
+            self._skip_backlog()
 
     def _take(self, room: int) -> list[bytes]:
         """Take whole lines that fit in `room` bytes from the queue, and at least one."""
@@ -194,3 +193,4 @@ class AccessLog:
         while self._queue and self._bytes_in - self._bytes_out > KEPT_AFTER_JAM:
             self._bytes_out += len(self._queue.popleft())
             self._lost += 1
+        self._overflowed = False

@@ -16,7 +16,7 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
-_SIZE = re.compile(r"(\d{1,18})(?:\.(\d{1,9}))? ?([A-Za-z]*)", re.ASCII)
+_SIZE = re.compile(r"(\d{1,18})(?:\.(\d{1,9}))?(?: ?([A-Za-z]+))?", re.ASCII)
 
 
 def parse_size(text: str) -> int:
@@ -27,7 +27,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError('is not a size such as 65536, "64KiB" or "100MiB"')
-    whole, fraction, unit = match[1], match[2] or "", match[3].lower()
+    whole, fraction, unit = match[1], match[2] or "", (match[3] or "").lower()
     if unit not in _UNITS:
         raise ValueError("has an unknown unit: use B, KiB, MiB, GiB or TiB (or kB, MB, GB, TB)")
     return int(whole + fraction) * _UNITS[unit] // int(10 ** len(fraction))
