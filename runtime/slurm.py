@@ -90,6 +90,11 @@ def cancel_job(job_id: str) -> None:
     _run(["scancel", job_id])
 
 
+def release_job(job_id: str) -> None:
+    """Let a job that was submitted with --hold be scheduled."""
+    _run(["scontrol", "release", job_id])
+
+
 def submit(options: Sequence[str], script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     """Submit a batch script with `arguments` and return the job id.
 
