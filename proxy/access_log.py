@@ -40,17 +40,19 @@ class _Sink:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._regular = self._pipe = False
+        self._unbounded = self._pipe = False
+        self._torn = False  # a line was cut by a full disk: the next one must not continue it
         try:
             mode = os.fstat(fd).st_mode
         except OSError:
             return  # closed: each write says so again
-        self._regular = stat.S_ISREG(mode)
+        # A file or /dev/null takes any length whole; a terminal may be held back by its reader as a pipe is.
+        self._unbounded = stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not os.isatty(fd))
         self._pipe = stat.S_ISFIFO(mode)
 
     def room(self) -> int:
         """Return how many bytes one write takes whole."""
-        if self._regular:
+        if self._unbounded:
             return FILE_BATCH
         if self._pipe:
             none = bytes(4)
@@ -63,7 +65,7 @@ class _Sink:
 
     def write(self, data: bytes) -> None:
         """Write all of `data`, however long that blocks; raises OSError."""
-        view = memoryview(data)
+        view = whole = memoryview(b"\n" + data if self._torn else data)
         while view:
             try:
                 view = view[os.write(self.fd, view) :]
@@ -71,6 +73,10 @@ class _Sink:
                 poll = select.poll()
                 poll.register(self.fd, select.POLLOUT)
                 poll.poll()
+            except OSError:
+                self._torn = self._torn or len(view) < len(whole)
+                raise
+        self._torn = False
 
 
 class AccessLog:
@@ -155,7 +161,8 @@ class AccessLog:
             self._wake.wait()
             self._wake.clear()
             self._closing.wait(WAKE_INTERVAL_S)  # more events may share the next write
-            while self._queue:
+            end = self._bytes_in  # what comes meanwhile waits for the next round, or each line would be a write
+            while self._queue and self._bytes_out < end:
                 self._write_batch()
             self._overflowed = False
             # An event that came before this line saw `_awake` and set no flag, so look once more.

@@ -246,6 +246,31 @@ def test_a_full_disk_costs_events_and_nothing_else() -> None:
     os.close(descriptor)
 
 
+LIMITED_CHILD = """
+import os, resource, sys, time
+from proxy.access_log import AccessLog
+log = AccessLog(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT))
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+for number in range(20):
+    log.event("before", padding="x" * 100)
+while not log.dropped:
+    time.sleep(0.005)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+log.event("after")
+log.close(20)
+"""
+
+
+def test_a_line_that_a_full_disk_cut_spoils_no_later_one(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log"
+    subprocess.run([sys.executable, "-c", LIMITED_CHILD, str(path)], timeout=LIMIT_S, check=True)
+    first, *_, cut, last = path.read_bytes().splitlines()
+    assert json.loads(first)["event"] == "before"
+    assert not cut.endswith(b"}")
+    assert json.loads(last)["event"] == "after"
+
+
 def test_a_pipe_that_others_made_non_blocking_loses_nothing(pipe: tuple[int, int]) -> None:
     read_end, write_end = pipe
     os.set_blocking(write_end, False)
