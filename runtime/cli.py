@@ -1,41 +1,15 @@
-"""The lifecycle's subcommands: their arguments, and who carries them out.
+"""The entry of the lifecycle's subcommands, and `exec`.
 
-Owns usage and exit codes: 2 for bad usage or a bad plan, 1 when a command could not do its work, each with one clear
-line on stderr. The work itself is done elsewhere; modules are imported when their command is called, because a step
-starts this program hundreds of times.
+Owns exit codes: 2 for bad usage or a bad plan, 1 when a command could not do its work, each with clear lines on stderr.
+Imports as little as it can before it knows the subcommand, because every step of an attempt starts through `exec`.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
 
-from runtime.layout import LayoutError
-from runtime.planfile import PlanErrors, load_plan
-from runtime.state import StateError
-
-_Command = Callable[[argparse.Namespace], int]
-
-
-class _UsageError(Exception):
-    """A command line that cannot be obeyed; the text is the one line for whoever typed it."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and whose help shows each default."""
-
-    def __init__(self, *names: object, **options: Any) -> None:
-        super().__init__(*names, **{"allow_abbrev": False, "formatter_class": _Help, **options})  # type: ignore[arg-type]
-
-    def error(self, message: str) -> NoReturn:
-        raise _UsageError(f"{self.prog}: {message}; see {self.prog} --help")
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help that keeps the line breaks of descriptions."""
+from runtime.usage import Parser, UsageError
 
 
 def main(argv: list[str]) -> int:
@@ -43,119 +17,12 @@ def main(argv: list[str]) -> int:
     try:
         if argv[0] == "exec":
             return _exec(argv[1:])
-        arguments = _parser().parse_args(argv)
-        carry_out: _Command = arguments.carry_out
-        return carry_out(arguments)
-    except _UsageError as error:
-        return _fail(2, str(error))
-    except PlanErrors as error:
-        return _fail(2, str(error))
-    except (LayoutError, StateError) as error:
-        return _fail(1, f"dd-proxy {argv[0]}: {error}")
+        from runtime.commands import carry_out
 
-
-def _fail(code: int, text: str) -> int:
-    print(text, file=sys.stderr)
-    return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="dd-proxy")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
-
-    def command(name: str, carry_out: _Command, description: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, description=description)
-        made.set_defaults(carry_out=carry_out)
-        return made
-
-    for name, carry_out, description in _PLAN_COMMANDS:
-        command(name, carry_out, description).add_argument("plan", metavar="PLAN", type=Path, help="plan file (TOML)")
-
-    run = command("run", _run, _RUN)
-    run.add_argument("plan", metavar="PLAN", type=Path, nargs="?", help="plan file (TOML), with --local")
-    run.add_argument("--local", action="store_true", help="run on this machine, without Slurm (default: off)")
-    run.add_argument("--attempt-dir", metavar="DIR", type=Path, help="attempt directory of a submitted run")
-    run.add_argument("--preflight", action="store_true", help=argparse.SUPPRESS)  # a step that the controller starts
-
-    monitor = command("monitor", _monitor, "Watch the services of one attempt; the controller starts it as a step.")
-    monitor.add_argument("--attempt-dir", metavar="DIR", type=Path, required=True, help="attempt directory")
-
-    status = command("status", _status, "Show all attempts of a run: readiness, steps, and what Slurm says.")
-    status.add_argument("directory", metavar="DIR", type=Path, help="run or attempt directory")
-    status.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
-    status.add_argument("--watch", action="store_true", help="follow the attempt until it ends (default: print once)")
-
-    cancel = command("cancel", _cancel, _CANCEL)
-    cancel.add_argument("directory", metavar="DIR", type=Path, help="run or attempt directory")
-    return parser
-
-
-_RUN = """Run a plan: with --attempt-dir as the batch process of its Slurm job (the rendered script does that),
-with --local the whole lifecycle on this machine.
-Exit code: 0 succeeded, 1 failed, 2 bad plan, 130 or 143 cancelled by INT or TERM."""
-
-_CANCEL = """Ask the controller of the last attempt to stop in order, and wait for it; a pending job is cancelled.
-Exit code: 0 when the attempt ended so or had ended already, 1 otherwise."""
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    load_plan(arguments.plan)
-    print(f"{arguments.plan}: ok")
-    return 0
-
-
-def _render(arguments: argparse.Namespace) -> int:
-    from runtime.render import render
-
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]  # the same bytes in any locale
-    print(render(load_plan(arguments.plan)), end="")
-    return 0
-
-
-def _submit(arguments: argparse.Namespace) -> int:
-    from runtime.submit import main_submit
-
-    return main_submit(load_plan(arguments.plan))
-
-
-_PLAN_COMMANDS: tuple[tuple[str, _Command, str], ...] = (
-    ("check", _check, "Check a plan and print every error, one line each."),
-    ("render", _render, "Print the batch script of a plan: the same plan gives the same bytes anywhere."),
-    ("submit", _submit, "Submit a plan to Slurm and print job id, run and attempt directory as one JSON line."),
-)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    plan_file, attempt_dir = arguments.plan, arguments.attempt_dir
-    if arguments.local == (plan_file is None) or (plan_file is None) == (attempt_dir is None):
-        usage = "run: takes either --attempt-dir DIR or PLAN --local (dd-proxy submit PLAN is for Slurm)"
-        raise _UsageError(f"dd-proxy {usage}")
-    if arguments.preflight:
-        from runtime.nodecheck import main_preflight
-
-        return main_preflight(attempt_dir)
-    from runtime.controller import main_run
-
-    plan = load_plan(plan_file) if plan_file is not None else None
-    return main_run(attempt_dir=attempt_dir, plan=plan, local=arguments.local)
-
-
-def _monitor(arguments: argparse.Namespace) -> int:
-    from runtime.monitor import main_monitor
-
-    return main_monitor(attempt_dir=arguments.attempt_dir)
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    from runtime.status import main_status
-
-    return main_status(arguments.directory, as_json=arguments.json, watch=arguments.watch)
-
-
-def _cancel(arguments: argparse.Namespace) -> int:
-    from runtime.cancel import main_cancel
-
-    return main_cancel(arguments.directory)
+        return carry_out(argv)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
 
 
 def _exec(argv: list[str]) -> int:
@@ -163,7 +30,7 @@ def _exec(argv: list[str]) -> int:
     from runtime.identity import become
 
     own, command = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
-    parser = _Parser(
+    parser = Parser(
         prog="dd-proxy exec",
         usage="dd-proxy exec --identity FILE -- COMMAND [ARGUMENT...]",
         description="Record this step's identity in FILE, then become COMMAND: same process, its exit code.",
