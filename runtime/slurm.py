@@ -37,7 +37,7 @@ class Failure(enum.Enum):
     MISSING = "missing"  # the program is not installed
     TIMEOUT = "timeout"
     UNREACHABLE = "unreachable"  # the controller daemon does not answer: worth another try
-    NOT_FOUND = "not_found"  # no such job, step or node
+    NOT_FOUND = "not_found"  # no such job, step or node, or one that is ending already
     REFUSED = "refused"  # any other failure, with Slurm's own words
     UNREADABLE = "unreadable"  # it ran, but printed something else
 
@@ -165,7 +165,7 @@ def _refusal(program: str, code: int, output: str) -> SlurmError:
     text = "; ".join(lines)[:1000] or f"exit code {code}"
     if not text.startswith(program):
         text = f"{program}: {text}"
-    if "Invalid job id" in text or " not found" in text:
+    if "Invalid job id" in text or " not found" in text or "already completing" in text:
         return SlurmError(Failure.NOT_FOUND, text)
     if "Unable to contact" in text or "Socket timed out" in text or "Connection refused" in text:
         return SlurmError(Failure.UNREACHABLE, text)

@@ -1,0 +1,122 @@
+"""One look at a run from outside: its records on disk, what Slurm says, and whether its controller lives.
+
+Owns that judgement for `status` and `cancel`. Writes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from runtime import slurm
+from runtime.identity import StepIdentity, read_identity
+from runtime.layout import AttemptDir, LayoutError, find_attempts
+from runtime.parse import JobInfo
+from runtime.slurm import SlurmError
+from runtime.state import (
+    AttemptRecord,
+    AttemptState,
+    ControllerRef,
+    ReadinessRecord,
+    read_attempt,
+    read_readiness,
+)
+
+# While a job is in one of these its batch process, the controller, may live. Everything else is before or after.
+_BATCH_MAY_LIVE = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+_CLOCK_SLACK_S = 2.0  # boot time in /proc/stat is a whole second
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """One attempt as seen from outside.
+
+    `job` is what Slurm says when that concerns this attempt (a requeue keeps the job id, but not its earlier restarts).
+    `alive` tells whether the controller lives, None when nobody can say; `trouble` then says why.
+    """
+
+    directory: AttemptDir
+    attempt: AttemptRecord
+    readiness: ReadinessRecord | None
+    steps: tuple[StepIdentity, ...]
+    job: JobInfo | None
+    alive: bool | None
+    trouble: str | None
+
+    @property
+    def orphaned(self) -> bool:
+        """Tell whether the state says running although the controller is gone."""
+        return self.attempt.state is AttemptState.RUNNING and self.alive is False
+
+
+def look(directory: Path) -> list[AttemptView]:
+    """Look at every attempt of a run or attempt directory, oldest first. Raises LayoutError, StateError."""
+    return [look_at(attempt) for attempt in find_attempts(directory)]
+
+
+def look_at(directory: AttemptDir) -> AttemptView:
+    """Look at one attempt. Raises LayoutError when it has no state, StateError when that is broken."""
+    record = read_attempt(directory.path)
+    if record is None:
+        raise LayoutError(f"{directory.attempt_json} is missing: this attempt was never opened")
+    job, trouble = _ask_slurm(record)
+    return AttemptView(
+        directory=directory,
+        attempt=record,
+        readiness=read_readiness(directory.path),
+        steps=_steps(directory),
+        job=job,
+        alive=None if trouble else _is_alive(record, job),
+        trouble=trouble,
+    )
+
+
+def _ask_slurm(record: AttemptRecord) -> tuple[JobInfo | None, str | None]:
+    if record.job is None:
+        return None, None
+    try:
+        job = slurm.show_job(record.job.id)
+    except SlurmError as error:
+        return None, None if record.state.terminal else str(error)
+    return (job if job is not None and job.restarts == record.job.restart_count else None), None
+
+
+def _is_alive(record: AttemptRecord, job: JobInfo | None) -> bool | None:
+    if record.state is not AttemptState.RUNNING or record.controller is None:
+        return False
+    if record.job is not None:
+        return job is not None and job.state in _BATCH_MAY_LIVE
+    if record.controller.host != os.uname().nodename:
+        return None
+    return local_controller_lives(record.controller, record.created_at)
+
+
+def local_controller_lives(controller: ControllerRef, created_at: str) -> bool:
+    """Tell whether a process of this machine is still the controller that made an attempt.
+
+    A controller is older than its attempt; a process that was given its number later is not.
+    """
+    try:
+        fields = Path(f"/proc/{controller.pid}/stat").read_text().rpartition(")")[2].split()
+        boot = next(
+            int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime ")
+        )
+    except FileNotFoundError:
+        return False
+    state, start_ticks = fields[0], int(fields[19])
+    started = boot + start_ticks / os.sysconf("SC_CLK_TCK")
+    created = datetime.fromisoformat(created_at).timestamp()
+    return state != "Z" and started <= created + _CLOCK_SLACK_S
+
+
+def _steps(directory: AttemptDir) -> tuple[StepIdentity, ...]:
+    found = (read_identity(path) for path in directory.steps.glob("[!.]*.json"))
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: _natural(one.name)))
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """Sort replica 10 after replica 9."""
+    stem, _, number = name.rpartition("-")
+    return (stem, int(number)) if number.isdecimal() else (name, -1)
