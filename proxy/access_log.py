@@ -112,14 +112,12 @@ class AccessLog:
         """Return how many events were dropped: no room, no way to write them, or no JSON."""
         return self._refused + self._lost
 
-    def request(self, entry: RequestEntry) -> None:
-        """Log one client request that has ended; does nothing above the level `info`."""
-        if not self.wants_requests:
-            return
+    def request(self, entry: RequestEntry) -> bytes:
+        """Log one client request that has ended, and return its line; above the level `info` only returns it."""
         path, method = entry["path"], entry["method"]
         if len(path or "") > MAX_LOGGED_CHARACTERS or len(method or "") > MAX_LOGGED_CHARACTERS:
             entry = clipped(entry)
-        self._put(b'"event":"request",', entry)
+        return self._put(b'"event":"request",', entry, wanted=self.wants_requests)
 
     def event(self, name: str, **fields: object) -> None:
         """Log one event of the process's life; `fields` hold what JSON can, and no secret."""
@@ -133,11 +131,7 @@ class AccessLog:
         self._wake.set()
         self._thread.join(deadline_s)
 
-    def _put(self, first: bytes, fields: object) -> None:
-        if self._bytes_in - self._bytes_out > self._limit or self._closed:
-            self._refused += 1
-            self._overflowed = True
-            return
+    def _put(self, first: bytes, fields: object, *, wanted: bool = True) -> bytes:
         now = self._clock()
         second = int(now)
         if second != self._second:
@@ -147,13 +141,20 @@ class AccessLog:
             body = orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
         except TypeError:  # not JSON (a lone surrogate, say): the traffic must not pay for it
             self._refused += 1
-            return
+            return b"{}\n"
         line = b"".join((self._head, _MILLISECONDS[int((now - second) * 1000)], b'",', first, body[1:]))
+        if not wanted:
+            return line
+        if self._bytes_in - self._bytes_out > self._limit or self._closed:
+            self._refused += 1
+            self._overflowed = True
+            return line
         self._bytes_in += len(line)
         self._queue.append(line)
         if not self._awake:
             self._awake = True
             self._wake.set()
+        return line
 
     def _write_on(self) -> None:
         """Write lines until closed: the thread's body. Sleeps without a timer while there are none."""

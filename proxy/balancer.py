@@ -1,0 +1,292 @@
+"""Choose a backend: least connections among those that may be chosen, in one synchronous step.
+
+Owns which backends exist and every fact that rules one out. Sets of backends are bit masks (bit i: the backend at
+position i), so that a choice costs the same for 8 and for 256 backends, and idle connections play no part in it.
+Refuses to know sockets; time is a number given by the caller.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from proxy.breaker import Breaker, BreakerState
+from proxy.config import BackendUrl, Config
+from proxy.outcome import Rejection, Verdict
+from proxy.upstream import Backend, Health
+
+MAX_PENALTY_S = 5.0  # a 429's Retry-After ranks its backend behind the others for at most this long (section 3, rule 3)
+DEFAULT_PENALTY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """`ok`: every required backend is healthy, and at least one backend is."""
+
+    ok: bool
+    ready: int
+    backends: int
+
+
+class Fleet:
+    """All backends of the endpoint and what rules each of them out.
+
+    `on_breaker(backend, state)` is called after each change of a breaker's state.
+    """
+
+    def __init__(self, config: Config, on_breaker: Callable[[Backend, BreakerState], None] | None = None) -> None:
+        self._config = config
+        self._on_breaker = on_breaker
+        self._by_position: list[Backend | None] = []
+        self._by_id: dict[str, Backend] = {}
+        self._limit = config.max_connections_per_backend
+        self._members = 0
+        self._draining = 0
+        self._full = 0
+        self._unhealthy = 0
+        self._tripped = 0  # breaker not closed
+        self._overloaded = 0  # latest sample above the threshold, perhaps stale by now
+        self._penalized = 0  # answered 429, perhaps long ago
+        self._levels: dict[int, int] = {}  # active leases -> backends with so many
+        self._order: list[int] = []  # keys of _levels, ascending
+        self._cursor = 0  # ties go to the first at or after this position
+        self.left_out = 0  # full or overloaded backends that the last choice passed over
+        for url in config.backends:
+            self.add(url, required=True)
+
+    def __repr__(self) -> str:
+        return f"<Fleet {list(self._by_id.values())!r}>"
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Backend]:
+        return iter(self._by_id.values())
+
+    def get(self, backend_id: str) -> Backend | None:
+        """Find a backend by its `host:port`."""
+        return self._by_id.get(backend_id)
+
+    # ------------------------------------------------------------------ membership
+
+    def add(self, url: BackendUrl, *, required: bool) -> Backend:
+        """Add a backend that is not in the fleet yet; raises ValueError when its host and port are."""
+        if url.authority in self._by_id:
+            raise ValueError(f"{url.authority} is a backend already")
+        c = self._config
+        breaker = Breaker(c.breaker_failure_threshold, c.breaker_cooldown_s, c.breaker_max_cooldown_s)
+        backend = Backend(url, required=required, breaker=breaker, health=Health(c.health_fall, c.health_rise))
+        position = self._by_position.index(None) if None in self._by_position else len(self._by_position)
+        self._by_position[position : position + 1] = [backend]
+        backend.position = position
+        backend.bit = 1 << position
+        self._by_id[backend.id] = backend
+        self._members |= backend.bit
+        self._shift(backend, None, 0)
+        return backend
+
+    def remove(self, backend: Backend) -> None:
+        """Take a backend out for good; its leases may still be open and are released as usual."""
+        if backend.removed:
+            return
+        backend.removed = True
+        self._shift(backend, backend.active, None)
+        for name in ("_members", "_draining", "_full", "_unhealthy", "_tripped", "_overloaded", "_penalized"):
+            setattr(self, name, getattr(self, name) & ~backend.bit)
+        del self._by_id[backend.id]
+        self._by_position[backend.position] = None
+
+    def set_draining(self, backend: Backend, draining: bool) -> None:
+        """Take a backend out of selection, or let it re-enter; its leases go on."""
+        backend.draining = draining
+        self._draining = self._with(self._draining, backend, draining)
+
+    # ------------------------------------------------------------------ facts about one backend
+
+    def record_probe(self, backend: Backend, good: bool) -> bool:
+        """Take a health probe's result; True when the verdict changed."""
+        changed = backend.health.record(good)
+        self._unhealthy = self._with(self._unhealthy, backend, backend.health.healthy is False)
+        return changed
+
+    def record_depth(self, backend: Backend, depth: float, now: float) -> None:
+        """Take a readable queue sample: waiting requests, seen at `now`."""
+        backend.queue_depth = depth
+        backend.queue_at = now
+        self._overloaded = self._with(self._overloaded, backend, depth > self._config.max_waiting_requests)
+
+    def penalize(self, backend: Backend, retry_after_s: float | None, now: float) -> None:
+        """Rank a backend that answered 429 behind the others until its Retry-After has passed."""
+        delay = DEFAULT_PENALTY_S if retry_after_s is None else min(max(retry_after_s, 0.0), MAX_PENALTY_S)
+        backend.penalty_until = now + delay
+        self._penalized = self._with(self._penalized, backend, delay > 0)
+
+    def record_verdict(self, backend: Backend, verdict: Verdict, probe: bool, now: float) -> None:
+        """Give the breaker the one verdict of an attempt (`probe`: what `lease` said of it)."""
+        breaker = backend.breaker
+        if verdict is Verdict.SUCCESS and breaker.failures == 0 and not probe and breaker.state is BreakerState.CLOSED:
+            return  # nothing to change, and this is nearly every request
+        before = breaker.state
+        breaker.record(verdict, probe, now)
+        self._breaker_changed(backend, before)
+
+    def _breaker_changed(self, backend: Backend, before: BreakerState) -> None:
+        state = backend.breaker.state
+        self._tripped = self._with(self._tripped, backend, state is not BreakerState.CLOSED)
+        if state is not before and self._on_breaker is not None:
+            self._on_breaker(backend, state)
+
+    # ------------------------------------------------------------------ choosing
+
+    def choose(self, now: float, tried: int = 0) -> Backend | Rejection:
+        """Choose a backend that is not in `tried` (a mask), or say why there is none; takes no lease.
+
+        Rules 1 to 3 of section 3. The same calls in the same order give the same choices. Sets `left_out`.
+        """
+        self.left_out = 0
+        usable = self._members & ~self._draining & ~tried
+        if not usable:
+            return Rejection.NO_BACKEND
+        candidates = usable & ~self._full
+        if candidates != usable:
+            self.left_out = usable & ~candidates
+            if not candidates:
+                return Rejection.CONNECTION_LIMIT
+        if self._unhealthy or self._tripped:
+            sound = candidates & ~self._unhealthy & ~self._blocked(now)
+            candidates = sound or candidates  # fail open: health and breakers never rule everybody out
+        if self._overloaded:
+            overloaded = self.fresh_overloaded(now) & candidates
+            self.left_out |= overloaded
+            candidates &= ~overloaded
+            if not candidates:
+                return Rejection.QUEUE_DEPTH
+        if self._penalized:
+            candidates = (candidates & ~self._still_penalized(now)) or candidates
+        return self._least(candidates)
+
+    def _least(self, candidates: int) -> Backend:
+        for level in self._order:
+            tied = self._levels[level] & candidates
+            if tied:
+                break
+        else:
+            raise AssertionError(f"{candidates:b} is in no level")
+        after = tied >> self._cursor
+        if after:
+            position = self._cursor + (after & -after).bit_length() - 1
+        else:
+            position = (tied & -tied).bit_length() - 1
+        self._cursor = position + 1
+        backend = self._by_position[position]
+        assert backend is not None
+        return backend
+
+    def refusal(self, now: float, tried: int = 0) -> Rejection | None:
+        """Say why `choose` would find nobody, None when it would find a backend; takes no turn of the round robin."""
+        cursor = self._cursor
+        found = self.choose(now, tried)
+        self._cursor = cursor
+        return found if isinstance(found, Rejection) else None
+
+    def excluded(self, now: float, tried: int = 0) -> dict[str, list[str]] | None:
+        """Name, by reason, the backends that a choice at `now` leaves out or ranks behind; None when there are none."""
+        if not (tried or self._draining or self._full or self._unhealthy or self._tripped):
+            if not (self._overloaded or self._penalized):
+                return None
+        masks = {
+            "draining": self._draining,
+            "tried": tried & self._members,
+            "connection_limit": self._full,
+            "unhealthy": self._unhealthy,
+            "breaker": self._blocked(now),
+            "queue_depth": self.fresh_overloaded(now),
+            "retry_after": self._still_penalized(now),
+        }
+        named = {reason: [b.id for b in self._backends(mask)] for reason, mask in masks.items() if mask}
+        return named or None
+
+    def _blocked(self, now: float) -> int:
+        blocked = 0
+        for b in self._backends(self._tripped):
+            if not b.breaker.admits(now):
+                blocked |= b.bit
+        return blocked
+
+    def fresh_overloaded(self, now: float) -> int:
+        """Give the mask of backends whose sample is above the threshold and not stale; forgets the stale ones."""
+        for b in self._backends(self._overloaded):
+            if now - b.queue_at > self._config.queue_stale_after_s:
+                self._overloaded &= ~b.bit
+        return self._overloaded
+
+    def _still_penalized(self, now: float) -> int:
+        for b in self._backends(self._penalized):
+            if now >= b.penalty_until:
+                self._penalized &= ~b.bit
+        return self._penalized
+
+    # ------------------------------------------------------------------ leases
+
+    def lease(self, backend: Backend, now: float) -> bool:
+        """Count one more active lease, in the same step as the choice; True when the attempt is the breaker's probe."""
+        self._shift(backend, backend.active, backend.active + 1)
+        backend.active += 1
+        if backend.active >= self._limit:
+            self._full |= backend.bit
+        backend.attempts += 1
+        if backend.breaker.state is BreakerState.CLOSED:
+            return False
+        before = backend.breaker.state
+        probe = backend.breaker.enter(now)
+        self._breaker_changed(backend, before)
+        return probe
+
+    def release(self, backend: Backend) -> None:
+        """Give one lease back; the caller does so exactly once a lease."""
+        if not backend.removed:
+            self._shift(backend, backend.active, backend.active - 1)
+            if backend.active <= self._limit:
+                self._full &= ~backend.bit
+        backend.active -= 1
+
+    def _shift(self, backend: Backend, old: int | None, new: int | None) -> None:
+        levels = self._levels
+        if old is not None:
+            rest = levels[old] & ~backend.bit
+            if rest:
+                levels[old] = rest
+            else:
+                del levels[old]
+                del self._order[bisect_left(self._order, old)]
+        if new is not None:
+            there = levels.get(new)
+            if there is None:
+                insort(self._order, new)
+                levels[new] = backend.bit
+            else:
+                levels[new] = there | backend.bit
+
+    # ------------------------------------------------------------------ readiness
+
+    def readiness(self) -> Readiness:
+        """Say how many backends are ready; those that drain do not count (section 3, rule 8)."""
+        present = [b for b in self if not b.draining]
+        healthy = [b for b in present if b.health.healthy is True]
+        ok = bool(healthy) and all(b.health.healthy is True for b in present if b.required)
+        return Readiness(ok=ok, ready=len(healthy), backends=len(present))
+
+    def _backends(self, mask: int) -> Iterator[Backend]:
+        while mask:
+            low = mask & -mask
+            backend = self._by_position[low.bit_length() - 1]
+            assert backend is not None
+            yield backend
+            mask ^= low
+
+    @staticmethod
+    def _with(mask: int, backend: Backend, member: bool) -> int:
+        if backend.removed:
+            return mask
+        return mask | backend.bit if member else mask & ~backend.bit

@@ -1,0 +1,190 @@
+"""Connections to backends: dialling them, and the protocol object that one of them is.
+
+Owns sockets, options and TLS of the upstream side. Knows no HTTP: bytes go to the attempt that leases the connection,
+everything else is told to it or, for an idle connection, to whoever owns the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from proxy.config import Config
+from proxy.upstream import Backend
+
+LOCAL_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+
+
+class Lessee(Protocol):
+    """Who uses a connection: an attempt."""
+
+    def upstream_data(self, data: bytes) -> None:
+        """Take bytes as they came."""
+
+    def upstream_ended(self, error: BaseException | None) -> None:
+        """Take the end of the connection: None for an end of file, else what broke it."""
+
+    def upstream_paused(self, paused: bool) -> None:
+        """Stop or go on writing."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a backend; idle while it has no `lessee`.
+
+    `reads` counts reads of response bytes over its whole life, so that progress can be seen without a clock.
+    `on_idle_event(connection)` is called when an idle connection becomes readable or ends: it is of no use any more.
+    """
+
+    __slots__ = ("_on_idle_event", "_reading_paused", "backend", "ended", "lessee", "paused", "reads", "transport")
+
+    def __init__(self, backend: Backend, on_idle_event: Callable[[UpstreamConnection], None]) -> None:
+        self.backend = backend
+        self._on_idle_event = on_idle_event
+        self.lessee: Lessee | None = None
+        self.reads = 0
+        self.ended = False
+        self.paused = False  # the peer takes no more bytes for now
+        self._reading_paused = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self.ended else "leased" if self.lessee else "idle"
+        return f"<UpstreamConnection {self.backend.id} {state} reads={self.reads}>"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self.transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self.reads += 1
+        if self.lessee is not None:
+            self.lessee.upstream_data(data)
+        else:
+            self._on_idle_event(self)
+
+    def eof_received(self) -> bool | None:
+        """See asyncio.Protocol; the transport closes itself."""
+        self._end(None)
+        return None
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio.Protocol."""
+        self._end(exc)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        if self.lessee is not None:
+            self.lessee.upstream_ended(error)
+        else:
+            self._on_idle_event(self)
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self.paused = True
+        if self.lessee is not None:
+            self.lessee.upstream_paused(True)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self.paused = False
+        if self.lessee is not None:
+            self.lessee.upstream_paused(False)
+
+    def pause_reading(self) -> None:
+        """Read no more for now; idempotent."""
+        if not self._reading_paused and not self.ended:
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again; idempotent."""
+        if self._reading_paused and not self.ended:
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+    def close(self) -> None:
+        """Close at once, without sending what is still buffered; idempotent."""
+        self.ended = True
+        self.transport.abort()
+
+
+def tls_context(config: Config) -> ssl.SSLContext | None:
+    """Make the TLS context for https backends; None when TLS is not needed yet it would be cheap to make later.
+
+    Verifies by default against the system's CAs or `--upstream-ca-file`. Raises ssl.SSLError or OSError.
+    """
+    context = ssl.create_default_context(cafile=config.upstream_ca_file)
+    if config.upstream_insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class Connector:
+    """Dials backends. The TLS context is made when the first https backend needs it."""
+
+    def __init__(self, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+        self._config = config
+        self._loop = loop
+        self._tls: ssl.SSLContext | None = None
+
+    def tls_for(self, backend: Backend) -> ssl.SSLContext | None:
+        """Give the TLS context for a backend, None for plain http."""
+        if backend.url.scheme != "https":
+            return None
+        if self._tls is None:
+            self._tls = tls_context(self._config)
+        return self._tls
+
+    async def connect(self, backend: Backend, factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.BaseProtocol:
+        """Connect to a backend; raises OSError (ssl.SSLError is one). After cancellation nothing stays open."""
+        tls = self.tls_for(backend)
+        _, protocol = await self._loop.create_connection(
+            factory,
+            backend.url.host,
+            backend.url.port,
+            ssl=tls,
+            server_hostname=backend.url.host if tls is not None else None,
+        )
+        return protocol
+
+    def dial(
+        self,
+        backend: Backend,
+        on_idle_event: Callable[[UpstreamConnection], None],
+        done: Callable[[UpstreamConnection | OSError], None],
+    ) -> asyncio.Task[None]:
+        """Start connecting; `done` gets the connection or the error, unless the task is cancelled before."""
+        return self._loop.create_task(self._dial(backend, on_idle_event, done))
+
+    async def _dial(
+        self,
+        backend: Backend,
+        on_idle_event: Callable[[UpstreamConnection], None],
+        done: Callable[[UpstreamConnection | OSError], None],
+    ) -> None:
+        made: list[UpstreamConnection] = []
+
+        def factory() -> UpstreamConnection:
+            made.append(UpstreamConnection(backend, on_idle_event))
+            return made[0]
+
+        try:
+            await self.connect(backend, factory)
+        except OSError as e:
+            done(e)
+        except asyncio.CancelledError:
+            if made and hasattr(made[0], "transport"):
+                made[0].close()  # connected in the same loop iteration as the cancellation
+            raise
+        else:
+            done(made[0])

@@ -1,0 +1,393 @@
+"""One client connection: reads requests whole, runs one exchange at a time, keeps order, and notices who leaves.
+
+Owns the client's socket and what was read from it. What a head means is headers.py's, what is answered handler.py's.
+The sweeper of endpoint.py calls `check_…` for every limit in time; there is no timer object per connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from enum import Enum
+from time import monotonic
+from typing import TYPE_CHECKING, cast
+
+from proxy import replies, wire
+from proxy.body import RequestBody, SpoolError
+from proxy.framing import ChunkScanner, FramingError
+from proxy.handler import Exchange
+from proxy.headers import HeadError, RequestHead, logged_path
+from proxy.outcome import Rejection, Timeout
+
+if TYPE_CHECKING:
+    from proxy.endpoint import Endpoint
+
+LINGER_S = 2.0  # a refused request's rest is read and thrown away for so long
+MIN_BODY_BYTES = 1024  # that a body must bring in any --client-timeout
+_REJECTION_OF_STATUS = {413: Rejection.BODY_TOO_LARGE, 414: Rejection.HEAD_TOO_LARGE, 431: Rejection.HEAD_TOO_LARGE}
+_REJECTION_OF_STATUS |= {501: Rejection.UNSUPPORTED, 505: Rejection.UNSUPPORTED, 408: Rejection.TIMEOUT}
+
+
+class Phase(Enum):
+    """What the connection is doing; only Downstream changes it."""
+
+    HEAD = "head"  # idle, or a head is coming
+    BODY = "body"
+    BUSY = "busy"  # the request is whole, its exchange runs
+    LINGER = "linger"  # answered early: the rest of the request is thrown away
+    CLOSED = "closed"
+
+
+class _Upload:
+    """A request body that did not come in one piece with its head."""
+
+    __slots__ = ("body", "mark_at", "mark_size", "missing", "pieces", "scanner")
+
+    def __init__(self, body: RequestBody, length: int | None, now: float) -> None:
+        self.body = body
+        self.missing = length or 0
+        self.pieces: list[bytes] = []
+        self.scanner = ChunkScanner(self.pieces) if length is None else None
+        self.mark_size = 0
+        self.mark_at = now
+
+
+class Downstream(asyncio.Protocol):
+    """One client connection; `paused`: the client takes no more bytes for now."""
+
+    __slots__ = ("_buffer", "_eof", "_phase", "_reading_stopped", "_upload", "endpoint", "exchange", "paused", "transport")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.exchange: Exchange | None = None
+        self.paused = False
+        self._phase = Phase.HEAD
+        self._buffer = b""
+        self._upload: _Upload | None = None
+        self._eof = False
+        self._reading_stopped = False
+
+    def __repr__(self) -> str:
+        return f"<Downstream {self._phase.value} buffered={len(self._buffer)} {self.exchange!r}>"
+
+    @property
+    def idle(self) -> bool:
+        """True when no byte of a request is here."""
+        return self._phase is Phase.HEAD and not self._buffer
+
+    # ------------------------------------------------------------------ asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.endpoint.downstream_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        phase = self._phase
+        if phase is Phase.HEAD:
+            self._read_head(self._buffer + data if self._buffer else data)
+        elif phase is Phase.BODY:
+            self._read_body(data)
+        elif phase is Phase.BUSY:
+            self._buffer += data
+            if len(self._buffer) > self.endpoint.config.max_head_bytes and not self._reading_stopped:
+                self._reading_stopped = True
+                self.transport.pause_reading()
+                self._watch_for_reset()
+
+    def eof_received(self) -> bool:
+        """See asyncio.Protocol. An end of file behind a whole request may be a half-closed client that still reads."""
+        self._eof = True
+        if self._phase is not Phase.BUSY:
+            return False
+        exchange = self.exchange
+        assert exchange is not None
+        if not exchange.begun and not exchange.head.http10:
+            self.transport.write(replies.CONTINUE)  # a closed socket answers with a reset
+        self._watch_for_reset()
+        return True
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio.Protocol."""
+        self._phase = Phase.CLOSED
+        self.endpoint.downstream_lost(self)
+        if self._upload is not None:
+            self._upload.body.close()
+            self._upload = None
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.client_left()
+        self._buffer = b""
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol: a slow client slows its upstream down."""
+        self.paused = True
+        self.hold_back_if_paused()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self.paused = False
+        attempt = self.exchange.attempt if self.exchange is not None else None
+        if attempt is not None and attempt.connection is not None:
+            attempt.connection.resume_reading()
+
+    def hold_back_if_paused(self) -> None:
+        """Stop reading from the upstream while the client takes nothing."""
+        if self.paused:
+            attempt = self.exchange.attempt if self.exchange is not None else None
+            if attempt is not None and attempt.connection is not None:
+                attempt.connection.pause_reading()
+
+    def _watch_for_reset(self) -> None:
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            self.endpoint.departures.watch(sock.fileno(), self, self.transport.abort)
+
+    # ------------------------------------------------------------------ heads
+
+    def _read_head(self, data: bytes) -> None:
+        if data[:1] in (b"\r", b"\n"):  # empty lines before a request line (RFC 9112 section 2.2)
+            data = data[2:] if data.startswith(b"\r\n") else data
+            while data.startswith(b"\r\n"):
+                data = data[2:]
+        end = data.find(b"\r\n\r\n") + 4
+        if end < 4:
+            self._take_part_of_head(data)
+            return
+        if end > self.endpoint.config.max_head_bytes:
+            self._refuse_long_head(data[:end])
+            return
+        try:
+            head = self.endpoint.memo_requests.understand(data[:end])
+            assert head is not None
+        except HeadError as e:
+            self._refuse_head(e, data)
+            return
+        self._buffer = b""
+        if head.for_proxy and not head.chunked and not head.length:
+            self._answer_health(head, data[end:])
+        else:
+            self._take_request(head, data, end)
+
+    def _take_part_of_head(self, data: bytes) -> None:
+        if len(data) > self.endpoint.config.max_head_bytes:
+            self._refuse_long_head(data)
+        elif wire.has_bare_lf(data):
+            self._refuse_head(HeadError(400, "a bare line feed in the head"), data)
+        else:
+            if data and not self._buffer:
+                self.endpoint.head_began(self)
+            self._buffer = data
+
+    def _refuse_long_head(self, data: bytes) -> None:
+        line_end = data.find(b"\r\n", 0, self.endpoint.config.max_head_bytes)
+        line = data[: line_end if line_end >= 0 else 0].split(b" ")
+        known = len(line) == 3
+        method, path = (line[0], logged_path(line[1])) if known else (None, None)
+        status = 431 if line_end >= 0 else 414
+        self._refuse_head(HeadError(status, replies.MESSAGES[Rejection.HEAD_TOO_LARGE], method, path), data)
+
+    def _refuse_head(self, error: HeadError, data: bytes) -> None:
+        """Answer a head that no exchange can be made of, and read no further request."""
+        rejection = _REJECTION_OF_STATUS.get(error.status, Rejection.BAD_REQUEST)
+        answer = replies.error(error.status, str(error), close=True)
+        self.transport.write(answer)
+        self.endpoint.refused_head(error, rejection, len(data), len(answer))
+        self._linger()
+
+    def _answer_health(self, head: RequestHead, rest: bytes) -> None:
+        ready = self.endpoint.fleet.readiness()
+        draining = self.endpoint.draining
+        close = draining or not head.keep_alive
+        ok = ready.ok and not draining
+        self.transport.write(
+            replies.health(ok, ready.ready, ready.backends, close=close, bodyless=head.bodyless_response)
+        )
+        self._buffer = rest
+        self.exchange_done(keep_alive=not close, linger=False)
+
+    # ------------------------------------------------------------------ bodies
+
+    def _take_request(self, head: RequestHead, data: bytes, end: int) -> None:
+        endpoint = self.endpoint
+        endpoint.head_ended(self)
+        self.exchange = exchange = Exchange(self, head, monotonic())
+        exchange.bytes_in = end
+        length = head.length or 0
+        if endpoint.draining:
+            self._refuse(503, Rejection.DRAINING)
+        elif length > endpoint.config.max_request_body_bytes:
+            self._refuse(413, Rejection.BODY_TOO_LARGE)
+        elif head.chunked or len(data) - end < length:
+            self._begin_upload(head, data[end:])
+        else:
+            self._phase = Phase.BUSY
+            if length:
+                stop = end + length
+                exchange.bytes_in = stop
+                self._buffer = data[stop:]
+                exchange.run(data[end:stop])
+            else:
+                self._buffer = data[end:]
+                exchange.run(None)
+
+    def _begin_upload(self, head: RequestHead, rest: bytes) -> None:
+        endpoint, now = self.endpoint, monotonic()
+        rejection = endpoint.fleet.refusal(now)
+        if rejection is not None:
+            self._refuse(503 if rejection is Rejection.NO_BACKEND else 429, rejection)
+            return
+        if head.expects_continue and not rest:
+            self.transport.write(replies.CONTINUE)
+        body = RequestBody(endpoint.config.body_memory_bytes, endpoint.config.spool_dir)
+        self._upload = _Upload(body, None if head.chunked else head.length, now)
+        self._phase = Phase.BODY
+        if rest:
+            self._read_body(rest)
+
+    def _read_body(self, data: bytes) -> None:
+        upload = self._upload
+        assert upload is not None
+        try:
+            end = self._feed_body(upload, data)
+        except FramingError as e:
+            self._refuse(400, Rejection.BAD_REQUEST, str(e))
+        except SpoolError as e:
+            self._refuse(503, Rejection.SPOOL, str(e))
+        else:
+            if upload.body.size > self.endpoint.config.max_request_body_bytes:
+                self._refuse(413, Rejection.BODY_TOO_LARGE)
+            elif end >= 0:
+                self._body_is_whole(upload, data[end:])
+
+    def _feed_body(self, upload: _Upload, data: bytes) -> int:
+        """Take a piece of a body; the index behind the body's end in it, or -1."""
+        if upload.scanner is not None:
+            end = upload.scanner.feed(data)
+            limit = self.endpoint.config.max_request_body_bytes
+            for piece in upload.pieces:
+                upload.body.append(piece)
+                if upload.body.size > limit:
+                    break
+            upload.pieces.clear()
+            return end
+        if len(data) > upload.missing:
+            end = upload.missing
+            upload.body.append(data[:end])
+        else:
+            upload.body.append(data)
+            end = len(data) if len(data) == upload.missing else -1
+        upload.missing -= len(data)
+        return end
+
+    def _body_is_whole(self, upload: _Upload, rest: bytes) -> None:
+        exchange = self.exchange
+        assert exchange is not None
+        self._upload = None
+        self._buffer = rest
+        self._phase = Phase.BUSY
+        exchange.bytes_in += upload.body.size
+        exchange.run(upload.body if upload.body.spooled else upload.body.in_memory())
+
+    def _refuse(self, status: int, rejection: Rejection, message: str | None = None) -> None:
+        """Answer before the request was read whole."""
+        exchange = self.exchange
+        assert exchange is not None
+        exchange.reply(status, rejection, message or replies.MESSAGES[rejection], close=True)
+
+    # ------------------------------------------------------------------ after an exchange
+
+    def exchange_done(self, *, keep_alive: bool, linger: bool) -> None:
+        """Go on with the next request, or end the connection (lingering when a rest of this one may still come)."""
+        self.exchange = None
+        if self._phase is Phase.CLOSED:
+            return
+        if linger or not keep_alive and self._buffer:
+            self._linger()
+        elif not keep_alive:
+            self._close()
+        else:
+            self._phase = Phase.HEAD
+            self.endpoint.head_awaited(self)
+            if self._reading_stopped:
+                self._reading_stopped = False
+                self.transport.resume_reading()
+            if self._buffer:
+                self.endpoint.loop.call_soon(self._go_on)
+            elif self._eof or self.endpoint.draining:
+                self._close()
+
+    def _go_on(self) -> None:
+        """Read the next pipelined request; not called directly, so that a long pipeline is no deep recursion."""
+        if self._phase is not Phase.HEAD or not self._buffer:
+            return
+        data, self._buffer = self._buffer, b""
+        self._read_head(data)
+        if self._phase is Phase.HEAD and self._eof and self.exchange is None:
+            self._close()  # the rest of a request that will never come
+
+    def _linger(self) -> None:
+        """Half-close, and throw away what still comes, so that the answer is not lost to a reset."""
+        if self._upload is not None:
+            self._upload.body.close()
+            self._upload = None
+        self._buffer = b""
+        self._phase = Phase.LINGER
+        self.endpoint.lingers(self)
+        if self._eof:
+            self._close()
+        else:
+            if self._reading_stopped:
+                self._reading_stopped = False
+                self.transport.resume_reading()
+            self.transport.write_eof()
+
+    def _close(self) -> None:
+        """Close once everything is sent."""
+        self._phase = Phase.CLOSED
+        self._buffer = b""
+        self.endpoint.closes(self)
+        self.transport.close()
+
+    def close_idle(self) -> None:
+        """Close a connection on which no request is under way."""
+        if self.idle:
+            self._close()
+
+    def break_off(self, *, reset: bool) -> None:
+        """End the connection in the middle of a response; with `reset` where the framing cannot show the truncation."""
+        self.exchange = None
+        if self._phase is Phase.CLOSED:
+            return
+        if reset:
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if self.transport.get_write_buffer_size() == 0:
+                self._phase = Phase.CLOSED
+                self.transport.abort()
+                return
+        self._close()
+
+    # ------------------------------------------------------------------ limits in time
+
+    def check_body(self, now: float) -> None:
+        """Answer 408 when a body comes too slowly."""
+        upload = self._upload
+        if upload is None:
+            return
+        if upload.body.size - upload.mark_size >= MIN_BODY_BYTES:
+            upload.mark_size = upload.body.size
+            upload.mark_at = now
+        elif now - upload.mark_at > self.endpoint.config.client_timeout_s:
+            self.endpoint.counters.timeouts[Timeout.CLIENT] += 1
+            self._refuse(408, Rejection.TIMEOUT)
+
+    def head_timed_out(self) -> None:
+        """End a connection that was idle, or whose head was incomplete, for too long."""
+        if self._buffer:
+            self.endpoint.counters.timeouts[Timeout.CLIENT] += 1
+            self._refuse_head(HeadError(408, replies.MESSAGES[Rejection.TIMEOUT]), self._buffer)
+        else:
+            self._close()

@@ -1,0 +1,314 @@
+"""One client request from its head to its last byte: attempts, failover, the answer, and one record at the end.
+
+Owns the exchange: which attempt runs, what was kept, what the client gets. The client's socket is downstream.py's, an
+attempt's is relay.py's. Every exchange ends in `_finish`, once, whatever happens.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from proxy import replies
+from proxy.body import RequestBody, SpoolError
+from proxy.events import RequestEntry, UpstreamEntry
+from proxy.failover import may_retry, own_answer, same_backend_again
+from proxy.headers import ClientSide, Framing, RequestHead, ResponseHead, client_head
+from proxy.outcome import FailedAttempt, Failure, Rejection, Side
+from proxy.relay import Attempt
+from proxy.upstream import Backend
+
+if TYPE_CHECKING:
+    from proxy.downstream import Downstream
+    from proxy.endpoint import Endpoint
+
+LEFT_STATUS = 499  # counted when the client left before its response began
+_PROBE_AT_ONCE = frozenset({Failure.CONNECT_ERROR, Failure.CLOSED})
+
+
+class Exchange:
+    """One request and its response; `tried` and `left_out` are masks of backends.
+
+    `body` is the whole request body once it was read: bytes, or a RequestBody that is in a file; None without one.
+    """
+
+    __slots__ = (
+        *("_bytes_out", "_choices", "_closes", "_encode", "_kept", "_last_failure", "attempt", "attempts", "begun", "body"),
+        *("bytes_in", "downstream", "ended", "endpoint", "head", "left_out", "request_id", "started", "status", "tried"),
+    )
+
+    def __init__(self, downstream: Downstream, head: RequestHead, now: float) -> None:
+        self.downstream = downstream
+        self.endpoint: Endpoint = downstream.endpoint
+        self.head = head
+        self.started = now
+        self.request_id = self.endpoint.request_id(head)
+        self.body: bytes | RequestBody | None = None
+        self.attempt: Attempt | None = None
+        self.attempts: list[Attempt] = []
+        self.tried = 0
+        self.left_out = 0
+        self.begun = False
+        self.ended = False
+        self.status = LEFT_STATUS
+        self.bytes_in = 0
+        self._bytes_out = 0
+        self._kept: tuple[ResponseHead, bytes] | None = None
+        self._last_failure: FailedAttempt | None = None
+        self._choices: list[dict[str, list[str]] | None] | None = None
+        self._encode = False  # the client gets the body in chunks of the proxy's making
+        self._closes = not head.keep_alive  # whether the client is told that its connection ends with this response
+        self.endpoint.exchange_began(self)
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.request_id} attempts={len(self.attempts)} begun={self.begun} ended={self.ended}>"
+
+    # ------------------------------------------------------------------ attempts
+
+    def run(self, body: bytes | RequestBody | None) -> None:
+        """Start the first attempt; the request has been read whole."""
+        self.body = body
+        self._choose_next(None)
+
+    def _choose_next(self, reason: str | None) -> None:
+        """Make an attempt on the backend that the fleet chooses; `reason` is the retry's, None for the first one."""
+        fleet, now = self.endpoint.fleet, monotonic()
+        excluded = fleet.excluded(now, self.tried)
+        if excluded is not None:
+            self._note_choice(excluded)
+        found = fleet.choose(now, self.tried)
+        self.left_out |= fleet.left_out
+        if isinstance(found, Backend):
+            if reason is not None:
+                self.endpoint.counters.retries[reason] += 1
+            self._attempt_on(found, now, fresh=False)
+        else:
+            self._give_up(found)
+
+    def _note_choice(self, excluded: dict[str, list[str]] | None) -> None:
+        if self._choices is None:
+            self._choices = [None] * len(self.attempts)
+        self._choices.append(excluded)
+
+    def _attempt_on(self, backend: Backend, now: float, *, fresh: bool) -> None:
+        self.tried |= backend.bit
+        probe = self.endpoint.fleet.lease(backend, now)
+        self.attempt = attempt = Attempt(self, backend, probe, now)
+        self.attempts.append(attempt)
+        attempt.start(fresh)
+
+    def _may_retry(self) -> bool:
+        config = self.endpoint.config
+        return may_retry(
+            len(self.attempts),
+            config.max_attempts,
+            idempotent=self.head.idempotent,
+            retry_post=config.retry_post,
+            begun=self.begun,
+        )
+
+    def may_try_another(self, now: float) -> bool:
+        """Tell whether another backend could be tried now, so that the present answer need not be the last."""
+        return self._may_retry() and self.endpoint.fleet.refusal(now, self.tried) is None
+
+    def attempt_failed(self, attempt: Attempt, failed: FailedAttempt) -> None:
+        """Go on after an attempt that gave no usable response, or break the client off when it had begun."""
+        self.attempt = None
+        if self.ended:
+            return
+        if failed.failure in _PROBE_AT_ONCE and not failed.local:
+            self.endpoint.probe_now(attempt.backend)
+        if self.begun:
+            self.cut(Side.UPSTREAM)
+            return
+        self._last_failure = failed
+        backend = attempt.backend
+        if not self._may_retry():
+            self._give_up(None)
+        elif same_backend_again(failed, usable=not backend.draining and not backend.removed):
+            self.endpoint.counters.retries[failed.failure] += 1
+            if self._choices is not None:
+                self._choices.append(None)
+            self._attempt_on(backend, monotonic(), fresh=True)
+        else:
+            self._choose_next(failed.failure)
+
+    def kept_response(self, head: ResponseHead, content: bytes | None) -> None:
+        """Go on after a retryable answer; `content` is None when it was too large or too slow to count."""
+        self.attempt = None
+        if content is not None:
+            self._kept = (head, content)
+        else:
+            self._last_failure = FailedAttempt(Failure.CLOSED)
+        if self.ended:
+            return
+        self._choose_next(f"http_{head.status}")
+
+    def _give_up(self, refused: Rejection | None) -> None:
+        """No further attempt: pass on the last response that was received, or answer ourselves."""
+        if self._kept is not None:
+            head, content = self._kept
+            self._kept = None
+            self._encode = head.framing is Framing.CHUNKED and not self.head.http10 and not self.head.bodyless_response
+            self.begin(head, content, None)
+            self.response_ended()
+            return
+        own = own_answer(refused, self._last_failure, bool(self.left_out & ~self.tried))
+        message = replies.MESSAGES[own.rejection] if own.rejection is not None else None
+        self.reply(own.status, own.rejection, message or _no_response(own.status))
+
+    # ------------------------------------------------------------------ the answer
+
+    def reply(self, status: int, rejection: Rejection | None, message: str, *, close: bool = False) -> None:
+        """Answer with an error of the proxy's own making, and end the exchange.
+
+        With `close` the rest of the request is not read: the downstream lingers and closes.
+        """
+        endpoint = self.endpoint
+        if rejection is not None:
+            endpoint.counters.rejected[rejection] += 1
+        if self.attempt is not None:
+            self.attempt.cancel()
+            self.attempt = None
+        self.status = status
+        self.begun = True
+        self._closes = self._closes or close or endpoint.draining
+        data = replies.error(
+            status,
+            message,
+            close=self._closes,
+            retry_after_s=endpoint.config.retry_after_s if status == 429 else None,
+            bodyless=self.head.bodyless_response,
+            extra=endpoint.request_id_line(self.request_id),
+        )
+        self._write(data)
+        self._finish(complete=True)
+        self.downstream.exchange_done(keep_alive=not self._closes, linger=close)
+
+    def begin(self, head: ResponseHead, body: bytes, whole: bytes | None) -> None:
+        """Send the response's head with the body bytes that are here; from now on nothing is retried.
+
+        `whole` is head and body as the upstream sent them in one piece, used when nothing has to change.
+        """
+        self.begun = True
+        self.status = status = head.status
+        endpoint = self.endpoint
+        add_retry_after = endpoint.config.retry_after_s if status == 429 and head.retry_after is None else None
+        self._closes = closes = self._closes or endpoint.draining
+        if closes or add_retry_after is not None or head.framing is Framing.CLOSE or endpoint.request_id_header:
+            bodyless, http10 = self.head.bodyless_response, self.head.http10
+            side = ClientSide(http10=http10, close=closes, add_retry_after=add_retry_after, bodyless=bodyless)
+            lines = client_head(head, side)[:-2] + endpoint.request_id_line(self.request_id) + b"\r\n"
+            self._encode = self._encode or (head.framing is Framing.CLOSE and not http10 and not bodyless)
+            self._write(lines)
+            self.forward(body)
+        elif whole is not None:
+            self._write(whole)
+        elif self._encode:
+            self._write(head.out)
+            self.forward(body)
+        else:
+            self._write(head.out + body)
+        self.downstream.hold_back_if_paused()
+
+    def forward(self, data: bytes) -> None:
+        """Send a piece of the response's body."""
+        if self._encode:
+            if not data:
+                return
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._bytes_out += len(data)
+        self.downstream.transport.write(data)
+
+    def _write(self, data: bytes) -> None:
+        self._bytes_out += len(data)
+        self.downstream.transport.write(data)
+
+    def response_ended(self) -> None:
+        """End the exchange: the response was passed on whole."""
+        if self._encode:
+            self._write(b"0\r\n\r\n")
+        self.attempt = None
+        self._finish(complete=True)
+        self.downstream.exchange_done(keep_alive=not self._closes, linger=False)
+
+    # ------------------------------------------------------------------ other ends
+
+    def client_left(self) -> None:
+        """End the exchange because its client is gone; the upstream attempt ends at once."""
+        if self.ended:
+            return
+        if self.attempt is not None:
+            self.attempt.cancel()
+            self.attempt = None
+        if self.begun:
+            self.endpoint.counters.incomplete[Side.CLIENT] += 1
+        self._finish(complete=False)
+
+    def cut(self, side: Side | None) -> None:
+        """Break the response off so that the client sees it; `side` is who caused it (None: the proxy itself)."""
+        if self.ended:
+            return
+        if self.attempt is not None:
+            self.attempt.cancel()
+            self.attempt = None
+        if side is not None:
+            self.endpoint.counters.incomplete[side] += 1
+        self._finish(complete=False)
+        self.downstream.break_off(reset=self.head.http10)
+
+    def spool_failed(self, error: SpoolError) -> None:
+        """Answer 503: the body could not be read back for an attempt."""
+        self.reply(503, Rejection.SPOOL, str(error), close=True)
+
+    def check(self, now: float) -> None:
+        """See whether a limit has run out."""
+        if self.attempt is not None:
+            self.attempt.check(now)
+        else:
+            self.downstream.check_body(now)
+
+    # ------------------------------------------------------------------ the record
+
+    def _finish(self, *, complete: bool) -> None:
+        self.ended = True
+        if isinstance(self.body, RequestBody):
+            self.body.close()
+        self.body = None
+        self._kept = None
+        endpoint, attempts, now = self.endpoint, self.attempts, monotonic()
+        head = self.head
+        entry: RequestEntry = {
+            "request_id": self.request_id,
+            "method": head.method.decode("ascii"),
+            "path": head.path,
+            "final_status": self.status,
+            "attempts": len(attempts),
+            "failover": len(attempts) > 1,
+            "complete": complete,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self._bytes_out,
+            "total_s": _micro(now - self.started),
+            "upstreams": [_entry(a) for a in attempts],
+        }
+        endpoint.exchange_ended(self, entry, now - self.started, self._choices)
+
+
+def _no_response(status: int) -> str:
+    return replies.TIMED_OUT if status == 504 else replies.NO_RESPONSE
+
+
+def _micro(seconds: float) -> float:
+    return int(seconds * 1e6) / 1e6
+
+
+def _entry(attempt: Attempt) -> UpstreamEntry:
+    connect_s, header_s = attempt.connect_s, attempt.header_s
+    return {
+        "backend": attempt.backend.id,
+        "outcome": attempt.outcome,
+        "reused": attempt.reused,
+        "connect_s": None if connect_s is None else _micro(connect_s),
+        "header_s": None if header_s is None else _micro(header_s),
+        "total_s": _micro(attempt.total_s),
+    }

@@ -1,0 +1,234 @@
+"""Message heads that were understood before: whole heads first, then their lines, then h11.
+
+Owns two shortcuts that give, byte for byte, what wire.py gives: a memo of whole heads that wire.py or the second shortcut
+has understood, and a reading of plain lines (`Name: value` in plain characters, with nothing unusual among the framing
+fields). Everything else goes to wire.py. Nothing is remembered longer than MAX_AGE_S, since heads carry credentials, and
+both memos are bounded in number and size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from proxy import wire
+from proxy.headers import Framing, HeadError, RequestHead, ResponseHead, logged_path
+from proxy.outcome import IDEMPOTENT_METHODS
+
+MAX_AGE_S = 30.0
+MAX_HEADS = 256
+MAX_LINES = 1024
+MAX_HEAD_BYTES = 4096  # longer heads are not remembered
+MAX_LINE_BYTES = 512
+
+_LINE = re.compile(rb"([0-9A-Za-z!#$%&'*+\-.^_`|~]+): ([!-~\x80-\xff](?:[ -~\x80-\xff]*[!-~\x80-\xff])?)")
+_REQUEST_LINE = re.compile(rb"([A-Z]+) (/[!-~]*) HTTP/1\.1")
+_STATUS_LINE = re.compile(rb"HTTP/1\.1 ([2-9][0-9][0-9]) ((?:[!-~](?:[ -~]*[!-~])?)?)")
+_HOST = re.compile(rb"[0-9A-Za-z.:\[\]-]+")
+_LENGTH = re.compile(rb"[0-9]{1,15}")
+
+PLAIN, HOST, LENGTH, CODING, CLOSE, KEEP, DROP, EXPECT, RETRY_AFTER, UNUSUAL = range(10)
+_KINDS = {
+    **dict.fromkeys((b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"), DROP),
+    **dict.fromkeys((b"te", b"trailer", b"upgrade"), DROP),
+    **{b"host": HOST, b"content-length": LENGTH, b"transfer-encoding": CODING, b"connection": KEEP},
+    **{b"expect": EXPECT, b"retry-after": RETRY_AFTER},
+}
+
+Head = TypeVar("Head", RequestHead, ResponseHead)
+
+
+def _kind(line: bytes) -> int:
+    """Say what a field line is to the proxy; UNUSUAL sends the whole head to wire.py."""
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return UNUSUAL
+    name, value = match[1].lower(), match[2]
+    kind = _KINDS.get(name, PLAIN)
+    if kind == KEEP:
+        return {b"keep-alive": KEEP, b"close": CLOSE}.get(value.lower(), UNUSUAL)
+    if kind == HOST:
+        return HOST if _HOST.fullmatch(value) else UNUSUAL
+    if kind == LENGTH:
+        return LENGTH if _LENGTH.fullmatch(value) else UNUSUAL
+    if kind == CODING:
+        return CODING if value.lower() == b"chunked" else UNUSUAL
+    if kind == EXPECT:
+        return EXPECT if value.lower() == b"100-continue" else UNUSUAL
+    return kind
+
+
+class HeadMemo(Generic[Head]):
+    """Understand heads of one direction; `hits` were whole heads known before, `misses` all others."""
+
+    __slots__ = ("_heads", "_lines", "_parse", "_read", "hits", "misses")
+
+    def __init__(
+        self, read: Callable[[bytes, Callable[[bytes], int]], Head | None], parse: Callable[[bytes], Head | None]
+    ) -> None:
+        self._read = read
+        self._parse = parse
+        self._heads: dict[bytes, Head] = {}
+        self._lines: dict[bytes, int] = {}
+        self.hits = 0
+        self.misses = 0
+
+    @property
+    def size(self) -> int:
+        """Number of heads that are remembered now."""
+        return len(self._heads)
+
+    def forget(self) -> None:
+        """Drop everything; to be called at least every MAX_AGE_S seconds."""
+        self._heads.clear()
+        self._lines.clear()
+
+    def understand(self, raw: bytes) -> Head | None:
+        """Understand a complete head with its final empty line; None for an interim response. Raises HeadError."""
+        head = self._heads.get(raw)
+        if head is not None:
+            self.hits += 1
+            return head
+        self.misses += 1
+        head = self._read(raw, self._line_kind)
+        if head is None:
+            head = self._parse(raw)
+            if head is None:
+                return None
+        if len(raw) <= MAX_HEAD_BYTES:
+            if len(self._heads) >= MAX_HEADS:
+                self._heads.clear()
+            self._heads[raw] = head
+        return head
+
+    def _line_kind(self, line: bytes) -> int:
+        kind = self._lines.get(line)
+        if kind is None:
+            kind = _kind(line)
+            if len(line) <= MAX_LINE_BYTES:
+                if len(self._lines) >= MAX_LINES:
+                    self._lines.clear()
+                self._lines[line] = kind
+        return kind
+
+
+def read_request(raw: bytes, kind_of: Callable[[bytes], int]) -> RequestHead | None:
+    """Read a plain request head, or None when anything in it is unusual (then wire.py is to be asked)."""
+    lines = raw.split(b"\r\n")
+    match = _REQUEST_LINE.fullmatch(lines[0])
+    if match is None:
+        return None
+    kept: list[bytes] = [lines[0]]
+    host = coding = -1
+    length: int | None = None
+    close = expects = False
+    for line in lines[1:-2]:
+        kind = kind_of(line)
+        if kind == PLAIN or kind == RETRY_AFTER:
+            kept.append(line)
+        elif kind == HOST:
+            if host >= 0:
+                return None
+            host = len(kept)
+            kept.append(line[: line.index(b":") + 2])
+        elif kind == LENGTH:
+            if length is not None:
+                return None
+            length = int(line[line.index(b":") + 2 :])
+            kept.append(line)
+        elif kind == CODING:
+            if coding >= 0:
+                return None
+            coding = 1
+        elif kind == CLOSE:
+            close = True
+        elif kind == EXPECT:
+            expects = True
+        elif kind == UNUSUAL:
+            return None
+    if host < 0 or coding >= 0 and length is not None:
+        return None
+    method, target = match[1], match[2]
+    if method == b"CONNECT":
+        return None
+    kept.append(b"")
+    kept.append(b"")
+    return RequestHead(
+        method=method,
+        path=logged_path(target),
+        http10=False,
+        keep_alive=not close,
+        expects_continue=expects,
+        length=length,
+        chunked=coding >= 0,
+        before_host=b"\r\n".join(kept[: host + 1]),
+        after_host=b"\r\n" + b"\r\n".join(kept[host + 1 :]),
+        for_proxy=(method == b"GET" or method == b"HEAD") and target.partition(b"?")[0] == b"/health",
+        idempotent=method in IDEMPOTENT_METHODS,
+    )
+
+
+def read_response(raw: bytes, kind_of: Callable[[bytes], int]) -> ResponseHead | None:
+    """Read a plain head of a final response, or None when anything in it is unusual."""
+    lines = raw.split(b"\r\n")
+    match = _STATUS_LINE.fullmatch(lines[0])
+    if match is None:
+        return None
+    status = int(match[1])
+    if status == 204 or status == 304:
+        return None
+    kept: list[bytes] = [lines[0]]
+    length: int | None = None
+    coding_line = b""
+    retry_after: bytes | None = None
+    close = False
+    for line in lines[1:-2]:
+        kind = kind_of(line)
+        if kind == LENGTH:
+            if length is not None:
+                return None
+            length = int(line[line.index(b":") + 2 :])
+        elif kind == CODING:
+            if coding_line:
+                return None
+            coding_line = line + b"\r\n"
+        elif kind == RETRY_AFTER:
+            retry_after = retry_after or line[line.index(b":") + 2 :]
+        elif kind == CLOSE:
+            close = True
+            continue
+        elif kind == KEEP or kind == DROP:
+            continue
+        elif kind == UNUSUAL:
+            return None
+        kept.append(line)
+    if coding_line and length is not None:
+        return None
+    verbatim = len(kept) == len(lines) - 2
+    if not verbatim:
+        kept.append(b"")
+        kept.append(b"")
+    return ResponseHead(
+        status=status,
+        framing=Framing.CHUNKED if coding_line else Framing.CLOSE if length is None else Framing.LENGTH,
+        length=length or 0,
+        keep_alive=not close,
+        out=raw if verbatim else b"\r\n".join(kept),
+        verbatim=verbatim,
+        coding_line=coding_line,
+        retry_after=retry_after,
+    )
+
+
+def request_memo() -> HeadMemo[RequestHead]:
+    """Make the memo for clients' heads."""
+    return HeadMemo(read_request, wire.parse_request)
+
+
+def response_memo() -> HeadMemo[ResponseHead]:
+    """Make the memo for upstreams' heads."""
+    return HeadMemo(read_response, wire.parse_response)
+
+
+__all__ = ["HeadError", "HeadMemo", "read_request", "read_response", "request_memo", "response_memo"]

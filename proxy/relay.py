@@ -1,0 +1,432 @@
+"""One attempt: a request sent to one backend, and its response brought back as it arrives.
+
+Owns the lease (the slot and the connection are given back in one place, `_settle`), the state of the attempt and the
+reading of its response. What a failure leads to is handler.py's. Nothing here awaits: events come from the connection,
+time from the sweeper's `check`.
+
+    CONNECTING -> WAITING (for the head) -> HELD (head here, no body byte yet) -> STREAMING -> ENDED
+                                         -> KEEPING (a retryable answer, read whole in case it is the last) -> ENDED
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from proxy import wire
+from proxy.body import RequestBody, SpoolError
+from proxy.connector import LOCAL_ERRNOS, UpstreamConnection
+from proxy.framing import ChunkScanner, CloseScanner, FramingError, LengthScanner, Scanner
+from proxy.headers import Framing, HeadError, ResponseHead, retry_after_s
+from proxy.outcome import (
+    CANCELLED,
+    RETRYABLE_STATUSES,
+    FailedAttempt,
+    Failure,
+    Timeout,
+    Verdict,
+    judge_failure,
+    judge_status,
+)
+from proxy.upstream import Backend
+
+if TYPE_CHECKING:
+    from proxy.handler import Exchange
+
+KEPT_BYTES = 1 << 20  # of a response that may be passed on later (section 3, rule 6)
+KEPT_S = 5.0
+JOINED_BODY_BYTES = 64 * 1024  # a smaller request body is sent in one piece with its head
+
+
+class Phase(Enum):
+    """Where an attempt is; only Attempt changes it."""
+
+    CONNECTING = "connecting"
+    WAITING = "waiting"
+    HELD = "held"
+    KEEPING = "keeping"
+    STREAMING = "streaming"
+    ENDED = "ended"
+
+
+class Attempt:
+    """One attempt of an exchange on one backend. Its slot in the fleet was taken by whoever made it."""
+
+    __slots__ = (
+        *("_dialling", "_first", "_held", "_kept_bytes", "_pending", "_pieces", "_progress_at", "_reads_before"),
+        *("_reads_seen", "_scanner", "_sending", "_sent_bytes", "backend", "connect_s", "connection", "exchange", "head"),
+        *("header_s", "judged", "outcome", "phase", "probe", "reused", "started", "total_s"),
+    )
+
+    def __init__(self, exchange: Exchange, backend: Backend, probe: bool, now: float) -> None:
+        self.exchange = exchange
+        self.backend = backend
+        self.probe = probe
+        self.started = self._progress_at = now
+        self.phase = Phase.CONNECTING
+        self.connection: UpstreamConnection | None = None
+        self._dialling: asyncio.Task[None] | None = None
+        self.reused = False
+        self.judged = False
+        self.connect_s: float | None = None
+        self.header_s: float | None = None
+        self.total_s = 0.0
+        self.outcome: str = CANCELLED
+        self.head: ResponseHead | None = None
+        self._pending = b""  # of a head that is not complete yet
+        self._held: list[bytes] = []  # body bytes that came before the first byte of content
+        self._first: bytes | None = None  # the read that brought the head and body bytes behind it, whole
+        self._scanner: Scanner | None = None
+        self._pieces: list[bytes] | None = None  # content of chunks, where it has to be taken out of its framing
+        self._sending = False  # the request is not wholly handed over yet
+        self._sent_bytes = 0
+        self._kept_bytes = 0
+        self._reads_before = 0  # of the connection, by earlier attempts
+        self._reads_seen = 0  # at the last check
+
+    def __repr__(self) -> str:
+        return f"<Attempt {self.backend.id} {self.phase.value} outcome={self.outcome}>"
+
+    # ------------------------------------------------------------------ connecting and sending
+
+    def start(self, fresh: bool) -> None:
+        """Get a connection, from the pool unless `fresh`, and send the request."""
+        endpoint = self.exchange.endpoint
+        connection = None if fresh else endpoint.pool.take(self.backend)
+        if connection is not None:
+            self.reused = True
+            self.backend.reused += 1
+            self._use(connection)
+        else:
+            self._dialling = endpoint.connector.dial(self.backend, endpoint.idle_event, self._dialled)
+
+    def _dialled(self, result: UpstreamConnection | OSError) -> None:
+        self._dialling = None
+        if isinstance(result, OSError):
+            self.backend.failed += 1
+            self._fail(FailedAttempt(Failure.CONNECT_ERROR, local=result.errno in LOCAL_ERRNOS))
+            return
+        if result.ended:  # before this callback ran
+            self.backend.opened += 1
+            self._fail(FailedAttempt(Failure.CLOSED))
+            return
+        now = monotonic()
+        self.connect_s = now - self.started
+        self.exchange.endpoint.counters.connect_seconds.observe(self.connect_s)
+        self.backend.opened += 1
+        self._progress_at = now
+        self._use(result)
+
+    def _use(self, connection: UpstreamConnection) -> None:
+        self.connection = connection
+        self._reads_before = self._reads_seen = connection.reads
+        connection.lessee = self
+        self.phase = Phase.WAITING
+        exchange = self.exchange
+        body = exchange.body
+        size = 0 if body is None else len(body) if isinstance(body, bytes) else body.size
+        head = exchange.head.upstream_bytes(self.backend.authority, size)
+        write = connection.transport.write
+        if isinstance(body, RequestBody):
+            self._sending = True
+            write(head)
+            self._send_on()
+        elif not size:
+            write(head)
+        elif size <= JOINED_BODY_BYTES:
+            write(head + body)  # type: ignore[operator]
+        else:
+            write(head)
+            write(body)  # type: ignore[arg-type]
+
+    def _send_on(self) -> None:
+        """Hand over a spooled body piece by piece, as the connection takes it."""
+        connection, body = self.connection, self.exchange.body
+        assert connection is not None and isinstance(body, RequestBody)
+        try:
+            while self._sent_bytes < body.size and not connection.paused:
+                piece = body.read(self._sent_bytes)
+                self._sent_bytes += len(piece)
+                connection.transport.write(piece)
+        except SpoolError as e:
+            self.exchange.spool_failed(e)
+            return
+        self._sending = self._sent_bytes < body.size
+
+    def upstream_paused(self, paused: bool) -> None:
+        """See connector.Lessee."""
+        if not paused:
+            self._progress_at = monotonic()
+            if self._sending and self.phase is Phase.WAITING:
+                self._send_on()
+
+    # ------------------------------------------------------------------ the response
+
+    def upstream_data(self, data: bytes) -> None:
+        """See connector.Lessee."""
+        if self.phase is Phase.STREAMING:
+            self._stream(data)
+        elif self.phase is Phase.WAITING:
+            self._read_head(data)
+        else:
+            self._hold(data)
+
+    def _read_head(self, data: bytes) -> None:
+        whole = self._pending + data if self._pending else data
+        if not wire.may_begin_response(whole):
+            self._fail(FailedAttempt(Failure.PROTOCOL_ERROR))
+            return
+        end = whole.find(b"\r\n\r\n") + 4
+        limit = self.exchange.endpoint.config.max_head_bytes
+        if end < 4:
+            self._pending = whole
+            if len(whole) > limit or wire.has_bare_lf(whole):
+                self._fail(FailedAttempt(Failure.PROTOCOL_ERROR))
+            return
+        try:
+            head = self.exchange.endpoint.memo_responses.understand(whole[:end]) if end <= limit else None
+        except HeadError:
+            head, end = None, limit + 1
+        if end > limit:
+            self._fail(FailedAttempt(Failure.PROTOCOL_ERROR))
+        elif head is None:  # an interim response: dropped
+            self._pending = b""
+            self._progress_at = monotonic()
+            if len(whole) > end:
+                self._read_head(whole[end:])
+        else:
+            self._take_head(head, whole, end)
+
+    def _take_head(self, head: ResponseHead, data: bytes, end: int) -> None:
+        exchange, now = self.exchange, monotonic()
+        endpoint = exchange.endpoint
+        self.head = head
+        self.header_s = now - self.started
+        self._progress_at = now
+        self._pending = b""
+        status = head.status
+        self.outcome = status  # type: ignore[assignment]
+        endpoint.counters.response_header_seconds.observe(self.header_s)
+        self.backend.responses[status] += 1
+        if status == 429:
+            delay = None if head.retry_after is None else retry_after_s(head.retry_after, endpoint.wall_clock())
+            endpoint.fleet.penalize(self.backend, delay, now)
+        keep = status in RETRYABLE_STATUSES and exchange.may_try_another(now)
+        self.phase = Phase.KEEPING if keep else Phase.HELD
+        self._scanner = self._make_scanner(head, keep)
+        if endpoint.config.flush_head and not keep:
+            self._commit()
+        if self._scanner is None:
+            self._first = data if len(data) == end else None
+            self._complete(extra=len(data) > end)
+        elif len(data) > end:
+            if head.verbatim:
+                self._first = data
+            self.upstream_data(data[end:])
+
+    def _make_scanner(self, head: ResponseHead, keep: bool) -> Scanner | None:
+        """Make the scanner for the body; None when there is none."""
+        framing = head.framing
+        if self.exchange.head.bodyless_response or framing is Framing.NONE:
+            return None
+        if framing is Framing.LENGTH:
+            return LengthScanner(head.length) if head.length else None
+        if framing is Framing.CLOSE:
+            return CloseScanner()
+        if keep or self.exchange.head.http10:
+            self._pieces = []
+        return ChunkScanner(self._pieces)
+
+    def _scan(self, data: bytes) -> int | None:
+        """Feed the scanner; None after a framing error, which was dealt with."""
+        assert self._scanner is not None
+        try:
+            return self._scanner.feed(data)
+        except FramingError:
+            self._fail(FailedAttempt(Failure.PROTOCOL_ERROR))
+            return None
+
+    def _hold(self, data: bytes) -> None:
+        """Take body bytes while the head is held back, or while the response is only kept."""
+        end = self._scan(data)
+        if end is None:
+            return
+        scanner = self._scanner
+        assert scanner is not None
+        piece = self._forwardable(data, end)
+        if piece:
+            self._held.append(piece)
+        if scanner.started or end >= 0:
+            self._judge()
+        if self.phase is Phase.KEEPING:
+            self._kept_bytes += len(piece)
+            if self._kept_bytes > KEPT_BYTES:
+                self._stop_keeping()
+            elif end >= 0:
+                self._complete(extra=end < len(data))
+        elif scanner.started or end >= 0:
+            self._commit(self._first if piece is data and len(self._held) == 1 else None)
+            if end >= 0:
+                self._complete(extra=end < len(data))
+
+    def _forwardable(self, data: bytes, end: int) -> bytes:
+        """Turn a piece of body as it came into what the client gets of it."""
+        if self._pieces is not None:
+            content = b"".join(self._pieces)
+            self._pieces.clear()
+            return content
+        scanner = self._scanner
+        if type(scanner) is ChunkScanner and scanner.trailer_at >= 0:  # trailers are dropped
+            return data[: scanner.trailer_at] + (b"\r\n" if end >= 0 else b"")
+        return data if end < 0 or end == len(data) else data[:end]
+
+    def _judge(self) -> None:
+        """Give the breaker its verdict, at the first body byte (or the end, if there is none)."""
+        if not self.judged:
+            self.judged = True
+            head = self.head
+            assert head is not None
+            verdict = judge_status(head.status, head.retry_after is not None)
+            self.exchange.endpoint.fleet.record_verdict(self.backend, verdict, self.probe, monotonic())
+
+    def _commit(self, whole: bytes | None = None) -> None:
+        """Begin the response to the client: from here on there is no other attempt.
+
+        `whole` is the head and the first body bytes as they came in one read, where they can go out so.
+        """
+        assert self.head is not None
+        self.phase = Phase.STREAMING
+        self.exchange.begin(self.head, b"".join(self._held), whole)
+        self._held.clear()
+        self._first = None
+
+    def _stream(self, data: bytes) -> None:
+        end = self._scan(data)
+        if end is None:
+            return
+        self.exchange.forward(self._forwardable(data, end))
+        if end >= 0:
+            self._judge()
+            self._complete(extra=end < len(data))
+        elif not self.judged and self._scanner is not None and self._scanner.started:
+            self._judge()
+
+    def _complete(self, extra: bool) -> None:
+        """The response has ended as its framing says; `extra`: bytes followed that nobody asked for."""
+        head, connection, exchange = self.head, self.connection, self.exchange
+        assert head is not None and connection is not None
+        self._judge()
+        if self.phase is Phase.HELD:
+            self._commit(self._first)
+        unsent = self._sending or connection.paused or connection.transport.get_write_buffer_size() > 0
+        reusable = head.keep_alive and head.framing is not Framing.CLOSE and not extra and not unsent
+        kept = self.phase is Phase.KEEPING
+        held = b"".join(self._held)
+        self._settle(reusable)
+        if kept:
+            exchange.kept_response(head, held)
+        else:
+            exchange.response_ended()
+
+    def _stop_keeping(self) -> None:
+        """The response is too large or too slow to be kept: it counts as no response."""
+        self._judge()
+        exchange, head = self.exchange, self.head
+        assert head is not None
+        self._settle(reusable=False)
+        exchange.kept_response(head, None)
+
+    # ------------------------------------------------------------------ ends
+
+    def upstream_ended(self, error: BaseException | None) -> None:
+        """See connector.Lessee."""
+        if self.phase is Phase.ENDED:
+            return
+        head = self.head
+        if head is not None and head.framing is Framing.CLOSE and error is None and self._scanner is not None:
+            self._complete(extra=False)
+        elif head is None and self.reused and not self._pending:
+            self._fail(FailedAttempt(Failure.STALE_CONNECTION))
+        else:
+            self._fail(FailedAttempt(Failure.CLOSED))
+
+    def check(self, now: float) -> None:
+        """See whether a limit has run out; called every now and then while the attempt lives."""
+        config = self.exchange.endpoint.config
+        connection = self.connection
+        if connection is None:
+            if now - self.started > config.connect_timeout_s:
+                self.backend.failed += 1
+                self._time_out(Timeout.CONNECT, Failure.CONNECT_TIMEOUT)
+            return
+        if self.phase is Phase.KEEPING:
+            if now - self._progress_at > KEPT_S:
+                self._stop_keeping()
+            return
+        if connection.reads != self._reads_seen:
+            self._reads_seen = connection.reads
+            self._progress_at = now
+            return
+        silence = now - self._progress_at
+        if self.phase is Phase.WAITING:
+            if self._sending or connection.paused:
+                if silence > config.write_timeout_s:
+                    self._time_out(Timeout.WRITE, Failure.RESPONSE_TIMEOUT)
+            elif silence > config.response_timeout_s:
+                self._time_out(Timeout.RESPONSE, Failure.RESPONSE_TIMEOUT)
+        elif silence > config.read_timeout_s:
+            slow_client = self.exchange.downstream.paused
+            self._time_out(Timeout.CLIENT if slow_client else Timeout.READ, Failure.READ_TIMEOUT)
+
+    def _time_out(self, kind: Timeout, failure: Failure) -> None:
+        self.exchange.endpoint.counters.timeouts[kind] += 1
+        self._fail(FailedAttempt(failure))
+
+    def fail_locally(self) -> None:
+        """End the attempt because its backend is being removed: no verdict on the backend."""
+        self._fail(FailedAttempt(Failure.CLOSED, local=True))
+
+    def _fail(self, failed: FailedAttempt) -> None:
+        if self.phase is Phase.ENDED:
+            return
+        exchange = self.exchange
+        self.outcome = failed.failure
+        if not self.judged:
+            self.judged = True
+            self.backend.failures += 1
+            exchange.endpoint.fleet.record_verdict(self.backend, judge_failure(failed), self.probe, monotonic())
+        self._settle(reusable=False)
+        exchange.attempt_failed(self, failed)
+
+    def reads(self) -> int:
+        """Count the reads of response bytes so far; it grows while the backend delivers."""
+        return 0 if self.connection is None else self.connection.reads - self._reads_before
+
+    def cancel(self) -> None:
+        """End the attempt because its client left: the backend stops working for nobody; neutral for its breaker."""
+        if self.phase is not Phase.ENDED:
+            self.outcome = CANCELLED if self.head is None else self.outcome
+            self._settle(reusable=False)
+
+    def _settle(self, reusable: bool) -> None:
+        """Give back slot and connection, once; a connection that is not reusable is closed."""
+        self.phase = Phase.ENDED
+        endpoint, now = self.exchange.endpoint, monotonic()
+        self.total_s = now - self.started
+        if self._dialling is not None:
+            self._dialling.cancel()
+            self._dialling = None
+        if not self.judged:
+            self.judged = True
+            endpoint.fleet.record_verdict(self.backend, Verdict.NEUTRAL, self.probe, now)
+        connection, self.connection = self.connection, None
+        endpoint.fleet.release(self.backend)
+        self._scanner = None
+        self._held = []
+        if connection is not None:
+            connection.lessee = None
+            self.backend.reads += connection.reads - self._reads_before
+            endpoint.connection_back(connection, reusable, now)
+        endpoint.lease_ended(self.backend)
