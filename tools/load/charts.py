@@ -256,7 +256,14 @@ def curve(label: str, series: Sequence[Series]) -> str:
         x, y = plot.x(nines), plot.y(high, low, log=True)
         plot.grid(y, log_ticks(low, high), duration)
         base = plot.height - plot.bottom
-        for q, words in ((0, "min"), (50, "p50"), (90, "p90"), (99, "p99"), (99.9, "p99.9"), (99.99, "p99.99")):
+        for q, words in (
+            (0, "min" if plot.roomy else ""),
+            (50, "p50"),
+            (90, "p90"),
+            (99, "p99"),
+            (99.9, "p99.9"),
+            (99.99, "p99.99"),
+        ):
             if _nines(q) <= nines + 1e-9:
                 at = x(_nines(q))
                 anchor = "start" if q == 0 else "end" if at > width - plot.right - 12 else "middle"
@@ -267,8 +274,8 @@ def curve(label: str, series: Sequence[Series]) -> str:
             plot.pieces.append(f'<path class="line {one.colour}" d="{path}"/>')
         points = series[0].points
         for (q, _), (after, _) in zip(points, [*points[1:], points[-1]], strict=True):
-            words = [f"{one.name}: {duration(dict(one.points)[q])}" for one in series if q in dict(one.points)]
-            plot.hover(x(_nines(q)), x(_nines(after)), f"p{q:g}\n" + "\n".join(words))
+            said = [f"{one.name}: {duration(value)}" for one in series for at_q, value in one.points if at_q == q]
+            plot.hover(x(_nines(q)), x(_nines(after)), f"p{q:g}\n" + "\n".join(said))
         return plot.svg()
 
     return legend([(one.name, one.colour) for one in series]) + both(draw)

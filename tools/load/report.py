@@ -6,6 +6,7 @@ Pure: figures in, HTML out. Knows which chart shows what and how to say it; draw
 from __future__ import annotations
 
 import html
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +15,15 @@ from tools.load.charts import Series, duration, short
 from tools.load.results import QUANTITIES
 
 _FAULT_COLOURS = ("s5", "s3", "s4", "s7", "s6", "s8", "s2", "s1")
+ABBREVIATIONS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 _STATE_WORDS = ("healthy", "unhealthy", "open", "half_open", "draining", "unknown")
 
 
 def render(figures: dict[str, Any], title: str = "") -> str:
     """Return the whole report of a run."""
     settings = figures.get("settings", {})
-    subtitle = f"{figures['date']}  ·  {settings.get('Endpoint', '')}  ·  {settings.get('Load', '')}"
+    when = time.strftime("%d %b %Y, %H:%M UTC", time.strptime(figures["date"], "%Y-%m-%dT%H:%M:%SZ"))
+    subtitle = f"{when}  ·  {settings.get('Endpoint', '')}  ·  {settings.get('Load', '')}"
     body = page.notes(figures["notes"]) + tiles(figures) + sections(figures)
     body += page.section("Settings", page.pairs(settings.items()))
     body += f"<footer>Made by tools/loadgen.py. Duration {figures['elapsed']:.1f} s.</footer>"
@@ -38,7 +41,7 @@ def tiles(figures: dict[str, Any]) -> str:
     """Return the headline figures."""
     latency = figures["latency_ms"]
     items = [
-        ("Requests that ended well", f"{figures['completed']:,}", f"of {figures['requests']:,} sent"),
+        ("Completed", f"{figures['completed']:,}", f"of {figures['requests']:,} sent"),
         (
             "Throughput",
             f"{figures['request_throughput']:,.1f}/s",
@@ -62,7 +65,7 @@ def _latency(figures: dict[str, Any]) -> str:
     spreads = figures["latency_ms"]
     keys = ("mean", "median", "p90", "p95", "p99", "high")
     rows = [
-        [html.escape(title), *(duration(spreads[name][key]) for key in keys)]
+        [_short_title(name, title), *(duration(spreads[name][key]) for key in keys)]
         for name, title in QUANTITIES.items()
         if name in spreads
     ]
@@ -78,6 +81,11 @@ def _latency(figures: dict[str, Any]) -> str:
     return page.section(
         "Latency", table + "<h3>By percentile</h3>" + charts.curve("Latency by percentile", series), words
     )
+
+
+def _short_title(name: str, title: str) -> str:
+    """Name a quantity by its abbreviation, with the words where there is room."""
+    return f'{ABBREVIATIONS[name]} <span class="long">{html.escape(title)}</span>'
 
 
 def _supported(points: Sequence[Sequence[float]], count: int) -> list[tuple[float, float]]:
@@ -191,4 +199,4 @@ def _counts(figures: dict[str, Any]) -> str:
 
 
 def _list(counts: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:,.0f}" for name, value in counts.items()) or "none"
+    return ", ".join(f"{name}: {value:,.0f}" for name, value in counts.items()) or "none"

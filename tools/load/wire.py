@@ -17,6 +17,7 @@ TAIL = 4096
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?\Z")
 _HEX = re.compile(rb"[0-9A-Fa-f]{1,15}\Z")
 _TOKENS = re.compile(rb'"completion_tokens":\s*([0-9]+)')
+_EMPTY = b'"delta":{}'
 _NO_CHOICE = re.compile(rb'"choices":\s*\[\s*\]')
 
 
@@ -42,7 +43,10 @@ class Outcome(enum.IntEnum):
 
 
 class EventMeter:
-    """Count the events of one SSE stream and the gaps between them."""
+    """Count the events of one SSE stream that bring something, and the gaps between them.
+
+    Usage, errors, `[DONE]` and a closing event with an empty delta are read but are no tokens.
+    """
 
     __slots__ = ("done", "error", "events", "first_at", "gaps", "last_at", "pending", "usage")
 
@@ -85,6 +89,8 @@ class EventMeter:
                 self.usage = int(found[1])
             if _NO_CHOICE.search(payload):
                 return
+        if _EMPTY in payload:
+            return
         if not self.events:
             self.first_at = now
         elif self.gaps is not None:
