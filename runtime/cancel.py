@@ -87,7 +87,9 @@ def _is_being_followed(view: AttemptView) -> bool:
         job = slurm.show_job(reference.id) if reference is not None else None
     except SlurmError:  # an attempt that has ended needs no Slurm; for any other the question comes up again
         return False
-    return job is not None and reference is not None and job.state == "RUNNING" and job.restarts > reference.restart_count
+    if job is None or reference is None:
+        return False
+    return job.state == "RUNNING" and job.restarts > reference.restart_count
 
 
 def _cancel_ended(view: AttemptView) -> str:
