@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from types import TracebackType
@@ -161,9 +162,16 @@ class Fake(Child):
 class DdProxy(Child):
     """A running `dd-proxy serve` on ports of its own choice."""
 
-    def __init__(self, log: Path, backends: Sequence[str], *args: str, command: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        log: Path,
+        backends: Sequence[str],
+        *args: str,
+        command: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         chosen = ["--listen-port", "0"] + [word for url in backends for word in ("--backend", url)]
-        super().__init__([*(command or DD_PROXY), "serve", *chosen, *args], log)
+        super().__init__([*(command or DD_PROXY), "serve", *chosen, *args], log, env)
         self.port = int(self.line["listen"].rpartition(":")[2])
         self.side_port = int(self.line["metrics"].rpartition(":")[2])
         self.url = f"http://127.0.0.1:{self.port}"
@@ -225,11 +233,18 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 30.0, what: str = "
         time.sleep(0.02)
 
 
-@contextlib.contextmanager
-def fakes(directory: Path, number: int, *args: str) -> Iterator[list[Fake]]:
-    """Run a number of fake replicas, each a process of its own."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(Fake(directory / f"replica-{i}.log", "--port", "0", *args)) for i in range(number)]
+def start_fakes(stack: contextlib.ExitStack, directory: Path, number: int, *args: str) -> list[Fake]:
+    """Start a number of fake replicas side by side, each a process of its own; the stack ends them."""
+
+    def start(index: int) -> Fake:
+        return Fake(directory / f"replica-{index}.log", "--port", "0", *args)
+
+    with ThreadPoolExecutor(number) as pool:
+        starting = [pool.submit(start, index) for index in range(number)]
+    for future in starting:
+        if future.exception() is None:
+            stack.enter_context(future.result())
+    return [future.result() for future in starting]
 
 
 def _read_line(stream: IO[bytes], timeout_s: float) -> bytes:

@@ -1,0 +1,89 @@
+"""What the README says is so: its options, its links, and its batch script."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.launch import DD_PROXY, FAKE_BACKEND, ROOT
+from tools.readme import outdated
+
+GENERATE = """
+import json, sys, urllib.request
+url = sys.argv[sys.argv.index("--base-url") + 1] + "/chat/completions"
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}).encode()
+for _ in range(40):
+    with urllib.request.urlopen(urllib.request.Request(url, body)) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] == 3
+open("out.txt", "w").write("40 answers")
+"""
+
+
+def test_generated_parts_are_up_to_date() -> None:
+    assert not outdated(), "run python tools/readme.py"
+
+
+def test_every_option_that_help_shows_is_in_the_readme() -> None:
+    shown = subprocess.run([*DD_PROXY, "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    options = set(re.findall(r"^  (--[a-z-]+)", shown, re.MULTILINE)) - {"--config"}
+    assert len(options) > 40
+    readme = (ROOT / "README.md").read_text()
+    assert options <= set(re.findall(r"^\| `(--[a-z-]+)", readme, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))
+def test_links_lead_somewhere(page: str) -> None:
+    for path in (ROOT / "README.md", ROOT / page):
+        for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+            assert (path.parent / link).exists(), f"{path.name} links to {link}"
+
+
+def free_ports(number: int) -> int:
+    """Return the first of a run of ports that are free now."""
+    for first in range(21000, 30000, number):
+        try:
+            for port in range(first, first + number):
+                with socket.socket() as sock:
+                    sock.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no free ports")
+
+
+@pytest.mark.slow
+def test_the_batch_script_starts_everything_runs_the_client_and_leaves_nothing(pyz: Path, tmp_path: Path) -> None:
+    first = free_ports(5)
+    script = (ROOT / "examples" / "single-file.sbatch").read_text()
+    assert script.count("18000") == 1
+    assert "--listen-port 8000" in script
+    (tmp_path / "job.sbatch").write_text(script.replace("18000", str(first)).replace("8000", str(first + 4)))
+    (tmp_path / "generate.py").write_text(GENERATE)
+    (tmp_path / "dd-proxy.pyz").symlink_to(pyz)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "vllm").write_text(f'#!/bin/sh\nexec {" ".join(FAKE_BACKEND)} "$3" "$4" --startup-delay-s 1\n')
+    (tools / "vllm").chmod(0o755)
+    (tools / "python3").symlink_to(sys.executable)
+    (tools / "python").symlink_to(sys.executable)
+    env = {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        "SLURM_JOB_ID": "7",
+        "MODEL": "m",
+    }
+    job = subprocess.run(["bash", "job.sbatch"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert job.returncode == 0, job.stderr + (tmp_path / "proxy.log").read_text()
+    assert (tmp_path / "out.txt").read_text() == "40 answers"
+    assert '"event":"stopped","code":0' in (tmp_path / "proxy.log").read_text()
+    assert not (tmp_path / "dd-proxy-7").exists()
+    for port in range(first, first + 5):
+        with socket.socket() as sock:
+            assert sock.connect_ex(("127.0.0.1", port)) != 0, f"something still listens on {port}"
