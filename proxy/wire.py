@@ -15,6 +15,7 @@ from proxy.headers import Field, HeadError, RequestHead, ResponseHead, build_req
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _FOLD = re.compile(rb"\r\n[ \t]")
 _REQUEST_LINE = re.compile(rb"([^ \r\n]+) ([^ \r\n]+) (HTTP/[0-9]\.[0-9])\r\n")
+_FRAMING_LINE = re.compile(rb"(?i)\r\n(content-length|transfer-encoding):([^\r\n]*)")
 _METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PREFIX = b"HTTP/1."
 
@@ -59,24 +60,15 @@ def _request_fields(raw: bytes) -> list[Field]:
     try:
         event = connection.next_event()
     except h11.RemoteProtocolError as e:
-        if e.error_status_hint == 501 or "Content-Length" in str(e) or "Transfer-Encoding" in str(e):
-            return _fields_despite_framing(raw)
-        raise HeadError(400, str(e)) from None
+        others = _FRAMING_LINE.sub(b"", raw)
+        if others == raw:
+            raise HeadError(400, str(e)) from None
+        # Perhaps it is a framing field that h11 refuses: headers.py names that fault and its status. h11 judges the rest.
+        framing = [(m[1], m[2].strip(b" \t")) for m in _FRAMING_LINE.finditer(raw)]
+        return framing + _request_fields(others)
     if not isinstance(event, h11.Request):
         raise HeadError(400, "no request")
     return [(bytes(n), bytes(v)) for n, v in event.headers.raw_items()]
-
-
-_FRAMING_LINE = re.compile(rb"(?i)\r\n(content-length|transfer-encoding):([^\r\n]*)")
-
-
-def _fields_despite_framing(raw: bytes) -> list[Field]:
-    """Give the fields of a head whose framing fields h11 refuses, so that headers.py names the fault and its status.
-
-    The rest of the head is still h11's to judge.
-    """
-    framing = [(m[1], m[2].strip(b" \t")) for m in _FRAMING_LINE.finditer(raw)]
-    return framing + _request_fields(_FRAMING_LINE.sub(b"", raw))
 
 
 def parse_response(raw: bytes) -> ResponseHead | None:
