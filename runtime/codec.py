@@ -35,7 +35,8 @@ def encode(value: Any) -> Any:
 def decode(kind: type[Record], data: Any, where: str = "") -> Record:
     """Build the record `kind` from JSON values.
 
-    Unknown keys are ignored, so that an older reader survives a newer file. Raises DecodeError naming the key for anything that is missing or of another type.
+    Unknown keys are ignored, so that an older reader survives a newer file. Raises DecodeError naming the key for
+    anything that is missing or of another type.
     """
     return typing.cast(Record, _decode(kind, data, where))
 

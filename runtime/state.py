@@ -97,8 +97,8 @@ ATTEMPT_MOVES: Mapping[AttemptState, frozenset[AttemptState]] = {
     AttemptState.FAILED: frozenset(),
     AttemptState.CANCELLED: frozenset(),
 }
-# A state that still changes its counts may be written again. Only what was ready can be lost: a service that dies before
-# is a failed start, which stops.
+# A state that still changes its counts may be written again. Only what was ready can be lost: a service that dies
+# before that is a failed start, which stops.
 READINESS_MOVES: Mapping[ReadinessState, frozenset[ReadinessState]] = {
     ReadinessState.PENDING: frozenset({ReadinessState.STARTING, ReadinessState.STOPPED}),
     ReadinessState.STARTING: frozenset({ReadinessState.STARTING, ReadinessState.READY, ReadinessState.STOPPED}),
@@ -106,6 +106,7 @@ READINESS_MOVES: Mapping[ReadinessState, frozenset[ReadinessState]] = {
     ReadinessState.STOPPED: frozenset(),
     ReadinessState.FAILED: frozenset({ReadinessState.FAILED}),
 }
+TERMINAL_READINESS = frozenset({ReadinessState.STOPPED, ReadinessState.FAILED})
 
 
 @dataclass(frozen=True, slots=True)

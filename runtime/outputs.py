@@ -1,0 +1,60 @@
+"""What the client left behind: which outputs are there, how many records they hold, and what is wrong with them.
+
+Owns the counting and hashing. Refuses to know what a record means: it is a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.plan import Output
+from runtime.state import OutputRecord
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The outputs as found, in the plan's order, those that are missing left out; and one line for each problem."""
+
+    found: tuple[OutputRecord, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def inspect(directory: Path, outputs: Sequence[Output]) -> Inspection:
+    """Read every output whole. Never raises for a file that cannot be read: that is a problem of the output."""
+    found, problems = [], []
+    for output in outputs:
+        try:
+            record = measure(directory, output.path)
+        except FileNotFoundError:
+            problems.append(f"{output.path}: missing")
+            continue
+        except OSError as error:
+            problems.append(f"{output.path}: cannot be read: {error.strerror or error}")
+            continue
+        found.append(record)
+        if output.records is None:
+            problems += [f"{output.path}: empty"] if record.bytes == 0 else []
+        elif record.records != output.records:
+            problems.append(f"{output.path}: {record.records} records, the plan wants {output.records}")
+    return Inspection(tuple(found), tuple(problems))
+
+
+def measure(directory: Path, path: str) -> OutputRecord:
+    """Count the lines and bytes of one file and hash it; a last line without its end counts. Raises OSError."""
+    digest, lines, size, last = hashlib.sha256(), 0, 0, b"\n"
+    with (directory / path).open("rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            lines += block.count(b"\n")
+            size += len(block)
+            last = block[-1:]
+    return OutputRecord(path, lines + (last != b"\n"), digest.hexdigest(), size)
