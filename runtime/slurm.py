@@ -134,10 +134,9 @@ def _read_known(command: Sequence[str], read: Callable[[str], _Parsed]) -> _Pars
         raise
 
 
-def _run(
-    command: Sequence[str], *, timeout: float = QUERY_TIMEOUT_S, environment: Mapping[str, str] | None = None
-) -> str:
+def _run(command: Sequence[str], *, timeout: float | None = None, environment: Mapping[str, str] | None = None) -> str:
     """Run one command and return what it prints. Nothing of `environment` gets into an error."""
+    limit = QUERY_TIMEOUT_S if timeout is None else timeout
     variables = {**(os.environ if environment is None else environment), "SLURM_TIME_FORMAT": "standard"}
     try:
         done = subprocess.run(
@@ -147,14 +146,14 @@ def _run(
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=timeout,
+            timeout=limit,
         )
     except FileNotFoundError:
         raise SlurmError(Failure.MISSING, f"{command[0]} not found: is this a Slurm machine?") from None
     except OSError as error:
         raise SlurmError(Failure.MISSING, f"{command[0]} cannot be run: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(Failure.TIMEOUT, f"{command[0]} did not answer within {timeout:g} s") from None
+        raise SlurmError(Failure.TIMEOUT, f"{command[0]} did not answer within {limit:g} s") from None
     if done.returncode != 0:
         raise _refusal(command[0], done.returncode, f"{done.stderr}\n{done.stdout}")
     return done.stdout

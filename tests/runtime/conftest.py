@@ -34,3 +34,13 @@ def slurm(shared_slurm: MiniSlurm) -> Iterator[MiniSlurm]:
     """Give a test the shared cluster; afterwards no job, step or process of a job is left on it."""
     yield shared_slurm
     shared_slurm.clear()
+
+
+@pytest.fixture
+def slurm_here(slurm: MiniSlurm, monkeypatch: pytest.MonkeyPatch) -> MiniSlurm:
+    """Point this very process at the shared cluster, for tests that call the lifecycle's own functions."""
+    for name in [name for name in os.environ if name.startswith(("SLURM", "SBATCH", "SRUN"))]:
+        monkeypatch.delenv(name)
+    for name in ("PATH", "SLURM_CONF"):
+        monkeypatch.setenv(name, slurm.environment()[name])
+    return slurm
