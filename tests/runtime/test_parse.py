@@ -24,8 +24,8 @@ JOB = (
 )
 STEP = (
     "StepId=17.5 UserId=0 StartTime=2026-11-29T20:26:33 TimeLimit=UNLIMITED State=RUNNING Partition=main "
-    "NodeList=node2 Nodes=1 CPUs=1 Tasks=1 Name=llama-replica-0 Network=(null) TRES=cpu=1,mem=100M,node=1 ResvPorts=(null) "
-    "SrunHost:Pid=vm:13543 TresPerStep=cpu:1{} TresPerTask=cpu:1\n"
+    "NodeList=node2 Nodes=1 CPUs=1 Tasks=1 Name=llama-replica-0 Network=(null) TRES=cpu=1,mem=100M,node=1 "
+    "ResvPorts=(null) SrunHost:Pid=vm:13543 TresPerStep=cpu:1{} TresPerTask=cpu:1\n"
 )
 NODE = (
     "NodeName={} Arch=x86_64 CPUAlloc=2 NodeAddr=127.0.0.11 NodeHostName=localhost Version=22.05.8 State={} Weight=1\n"
