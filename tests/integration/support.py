@@ -16,7 +16,7 @@ import httpx
 from tools.launch import DdProxy, Fake, wait_until
 
 CHAT = "/v1/chat/completions"
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+BODY = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
 
 StartProxy = Callable[..., DdProxy]
 StartReplicas = Callable[..., list[Fake]]

@@ -345,9 +345,18 @@ def test_a_cut_stream_ends_after_its_events_and_never_looks_whole(start_fake: St
             received += piece
     assert received.count(b'"content":" word"') == 3
     assert b"[DONE]" not in received
-    with pytest.raises(httpx.HTTPError):
-        post(fake)
-    assert fake.routing()["broken"] == 2
+    for after, part in ((1, b"{"), (0, b"")):  # a unary answer: half of it, or its head alone
+        fake.fault("cut", after=after, how=how)
+        with (
+            pytest.raises(httpx.HTTPError),
+            httpx.stream("POST", fake.urls[0] + CHAT, json=BODY) as answer,
+        ):
+            received = b""
+            for piece in answer.iter_raw():
+                received += piece
+        assert answer.status_code == 200
+        assert received[:1] == part
+    assert fake.routing()["broken"] == 3
 
 
 async def test_a_hanging_replica_goes_on_when_cleared_and_counts_those_who_left(start_fake: StartFake) -> None:

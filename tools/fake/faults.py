@@ -15,7 +15,7 @@ KINDS = {
     "status": "answer with `status` (and `retry_after` seconds, when given) instead of generating",
     "reset": "read the request, then reset the connection",
     "hang": "read the request and say nothing until the fault is cleared or the client leaves",
-    "cut": "break off after `after` events of a stream, or in the middle of a unary body (`how`: close or reset)",
+    "cut": "break off after `after` events of a stream or inside a unary body; 0: after the head (`how`: close, reset)",
     "slow": "wait `delay_s` before the answer begins",
     "refuse": "stop listening and close idle connections (`for_s` seconds, or until it is cleared)",
     "idle_close": "close a connection that was idle for `seconds`",

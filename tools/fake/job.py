@@ -133,7 +133,8 @@ class Job:
         body = openai.unary_body(ask)
         data = self._head([JSON], len(body)) + body
         if self._fault is not None:
-            self._channel.write(data[: len(data) - len(body) // 2])
+            sent_body = len(body) // 2 if self._fault.after else 0
+            self._channel.write(data[: len(data) - len(body) + sent_body])
             self._break_off(reset=self._fault.how == "reset")
             return
         self._replica.counts.tokens += ask.tokens
