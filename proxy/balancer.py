@@ -174,10 +174,9 @@ class Fleet:
         else:
             raise AssertionError(f"{candidates:b} is in no level")
         after = tied >> self._cursor
-        if after:
-            position = self._cursor + (after & -after).bit_length() - 1
-        else:
-            position = (tied & -tied).bit_length() - 1
+        first = self._cursor if after else 0
+        tied = after or tied
+        position = first + (tied & -tied).bit_length() - 1
         self._cursor = position + 1
         backend = self._by_position[position]
         assert backend is not None
@@ -192,9 +191,10 @@ class Fleet:
 
     def excluded(self, now: float, tried: int = 0) -> dict[str, list[str]] | None:
         """Name, by reason, the backends that a choice at `now` leaves out or ranks behind; None when there are none."""
-        if not (tried or self._draining or self._full or self._unhealthy or self._tripped):
-            if not (self._overloaded or self._penalized):
-                return None
+        if not (
+            tried | self._draining | self._full | self._unhealthy | self._tripped | self._overloaded | self._penalized
+        ):
+            return None
         masks = {
             "draining": self._draining,
             "tried": tried & self._members,

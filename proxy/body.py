@@ -1,7 +1,7 @@
 """A request body while it is read, and afterwards for each attempt: in memory, or in an unlinked temporary file.
 
-Owns the bytes and the file; knows no framing and no sockets. File system calls are made on the event loop: they meet the
-page cache, in pieces of at most a read's size.
+Owns the bytes and the file; knows no framing and no sockets. File system calls are made on the event loop: they meet
+the page cache, in pieces of at most a read's size.
 """
 
 from __future__ import annotations

@@ -33,11 +33,14 @@ class BreakerState(Enum):
 class Breaker:
     """Count consecutive faults and decide whether the backend may be chosen.
 
-    `threshold` faults in a row open it (0: never) for `cooldown_s`, doubled by each failed probe up to `max_cooldown_s`.
+    `threshold` faults in a row open it (0: never) for `cooldown_s` seconds, doubled by each failed probe up to
+    `max_cooldown_s`.
     """
 
-    __slots__ = ("_cooldown_s", "_first_cooldown_s", "_max_cooldown_s", "_threshold", "failures", "open_until", "probing")
-    __slots__ += ("state", "trips")
+    __slots__ = (
+        *("_cooldown_s", "_first_cooldown_s", "_max_cooldown_s", "_threshold"),
+        *("failures", "open_until", "probing", "state", "trips"),
+    )
 
     def __init__(self, threshold: int, cooldown_s: float, max_cooldown_s: float) -> None:
         self._threshold = threshold

@@ -56,7 +56,10 @@ class _Upload:
 class Downstream(asyncio.Protocol):
     """One client connection; `paused`: the client takes no more bytes for now."""
 
-    __slots__ = ("_buffer", "_eof", "_phase", "_reading_stopped", "_upload", "endpoint", "exchange", "paused", "transport")
+    __slots__ = (
+        *("_buffer", "_eof", "_phase", "_reading_stopped", "_upload"),
+        *("endpoint", "exchange", "paused", "transport"),
+    )
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -304,7 +307,7 @@ class Downstream(asyncio.Protocol):
         self.exchange = None
         if self._phase is Phase.CLOSED:
             return
-        if linger or not keep_alive and self._buffer:
+        if linger or (not keep_alive and self._buffer):
             self._linger()
         elif not keep_alive:
             self._close()

@@ -74,13 +74,12 @@ class Endpoint:
         self._removals: dict[Backend, asyncio.TimerHandle] = {}
         self._quiet = asyncio.Event()  # set when no client connection is open
         self._quiet.set()
-        self._memo_forgotten_at = 0.0
+        self._memo_forgotten_at = time.monotonic()
         self._sweeper: asyncio.TimerHandle | None = None
         self._id_prefix = secrets.token_hex(4)
         self._id_number = 0
-        name = config.request_id_header
-        self.request_id_header = None if name is None else name.encode("ascii")
-        self._id_field = name and re.compile(rb"(?i)\r\n" + re.escape(name.encode("ascii")) + rb":[ \t]*([^\r\n]*?)[ \t]*\r\n")
+        self.request_id_header = None if config.request_id_header is None else config.request_id_header.encode("ascii")
+        self._id_field = None if self.request_id_header is None else _field_pattern(self.request_id_header)
 
     def __repr__(self) -> str:
         return f"<Endpoint exchanges={len(self.exchanges)} clients={len(self.downstreams)} {self.pool!r}>"
@@ -230,8 +229,8 @@ class Endpoint:
     def remove_backend(self, backend: Backend, timeout_s: float) -> None:
         """Drain a backend and remove it when its last response has ended, after `timeout_s` at the latest.
 
-        Returns at once. Responses that are still active then are cut, visibly; requests whose response has not begun are
-        tried elsewhere.
+        Returns at once. Responses that are still active then are cut, visibly; requests whose response has not begun
+        are tried elsewhere.
         """
         self.drain_backend(backend)
         timer = self._removals.pop(backend, None)
@@ -379,6 +378,10 @@ class Endpoint:
         for backend in list(self.fleet):
             for connection in self.pool.drop_backend(backend):
                 self._evict(connection, Eviction.DRAIN)
+
+
+def _field_pattern(name: bytes) -> re.Pattern[bytes]:
+    return re.compile(rb"(?i)\r\n" + re.escape(name) + rb":[ \t]*([^\r\n]*?)[ \t]*\r\n")
 
 
 def _expired(books: dict[Downstream, float], limit: float) -> list[Downstream]:

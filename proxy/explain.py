@@ -92,7 +92,7 @@ def explain(event: Event, choices: Sequence[Choice | None] | None, backends: Seq
     rounds = max(len(attempts), len(choices or ()))
     for index in range(rounds):
         choice = choices[index] if choices is not None and index < len(choices) else None
-        lines.append(f"{_ordinal(index)} choice: {_left_out(choice)}")
+        lines.append(f"{_ordinal(index)} choice: {_chosen(attempts, index) or _left_out(choice)}")
         if index < len(attempts):
             lines.append(f"  attempt {index + 1}: {_attempt_details(attempts[index])}")
         else:
@@ -137,6 +137,14 @@ def _own_answer(event: Event) -> str:
 
 def _ordinal(index: int) -> str:
     return ("First", "Second", "Third")[index] if index < 3 else f"{index + 1}th"
+
+
+def _chosen(attempts: Sequence[Event], index: int) -> str:
+    """Say how an attempt came about that needed no choice: after a dead idle connection (section 3, rule 5)."""
+    if not 0 < index < len(attempts) or attempts[index - 1].get("outcome") != "stale_connection":
+        return ""
+    same = attempts[index].get("backend") == attempts[index - 1].get("backend")
+    return "the same backend again, on a new connection" if same else ""
 
 
 def _left_out(choice: Choice | None) -> str:

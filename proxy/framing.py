@@ -90,9 +90,9 @@ def chunk_size(line: bytes) -> int:
 class ChunkScanner:
     """A chunked body. Tracks chunk boundaries without taking the body apart.
 
-    With `pieces` (a list) the content of the chunks is appended to it as it comes. Trailers are checked and never passed
-    on: from the last chunk's line on, `trailer_at` is the index in the latest piece up to which it may be forwarded (-1
-    before), and the forwarder writes the final empty line itself.
+    With `pieces` (a list) the content of the chunks is appended to it as it comes. Trailers are checked and never
+    passed on: from the last chunk's line on, `trailer_at` is the index in the latest piece up to which it may be
+    forwarded (-1 before), and the forwarder writes the final empty line itself.
     """
 
     __slots__ = ("_cut", "_in_trailers", "_skip", "_trailer_bytes", "pieces", "started", "trailer_at")

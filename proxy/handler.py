@@ -33,8 +33,9 @@ class Exchange:
     """
 
     __slots__ = (
-        *("_bytes_out", "_choices", "_closes", "_encode", "_kept", "_last_failure", "attempt", "attempts", "begun", "body"),
-        *("bytes_in", "downstream", "ended", "endpoint", "head", "left_out", "request_id", "started", "status", "tried"),
+        *("_bytes_out", "_choices", "_closes", "_encode", "_kept", "_last_failure"),
+        *("attempt", "attempts", "begun", "body", "bytes_in", "downstream", "ended", "endpoint", "head", "left_out"),
+        *("request_id", "started", "status", "tried"),
     )
 
     def __init__(self, downstream: Downstream, head: RequestHead, now: float) -> None:

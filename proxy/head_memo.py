@@ -1,9 +1,9 @@
 """Message heads that were understood before: whole heads first, then their lines, then h11.
 
-Owns two shortcuts that give, byte for byte, what wire.py gives: a memo of whole heads that wire.py or the second shortcut
-has understood, and a reading of plain lines (`Name: value` in plain characters, with nothing unusual among the framing
-fields). Everything else goes to wire.py. Nothing is remembered longer than MAX_AGE_S, since heads carry credentials, and
-both memos are bounded in number and size.
+Owns two shortcuts that give, byte for byte, what wire.py gives: a memo of whole heads that wire.py or the second
+shortcut has understood, and a reading of plain lines (`Name: value` in plain characters, with nothing unusual among the
+framing fields). Everything else goes to wire.py. Nothing is remembered longer than MAX_AGE_S, since heads carry
+credentials, and both memos are bounded in number and size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from proxy import wire
-from proxy.headers import Framing, HeadError, RequestHead, ResponseHead, logged_path
+from proxy.headers import HOP_BY_HOP, Framing, HeadError, RequestHead, ResponseHead, logged_path
 from proxy.outcome import IDEMPOTENT_METHODS
 
 MAX_AGE_S = 30.0
@@ -30,10 +30,13 @@ _LENGTH = re.compile(rb"[0-9]{1,15}")
 
 PLAIN, HOST, LENGTH, CODING, CLOSE, KEEP, DROP, EXPECT, RETRY_AFTER, UNUSUAL = range(10)
 _KINDS = {
-    **dict.fromkeys((b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization"), DROP),
-    **dict.fromkeys((b"te", b"trailer", b"upgrade"), DROP),
-    **{b"host": HOST, b"content-length": LENGTH, b"transfer-encoding": CODING, b"connection": KEEP},
-    **{b"expect": EXPECT, b"retry-after": RETRY_AFTER},
+    **dict.fromkeys(HOP_BY_HOP, DROP),
+    b"host": HOST,
+    b"content-length": LENGTH,
+    b"transfer-encoding": CODING,
+    b"connection": KEEP,
+    b"expect": EXPECT,
+    b"retry-after": RETRY_AFTER,
 }
 
 Head = TypeVar("Head", RequestHead, ResponseHead)
@@ -67,8 +70,8 @@ class HeadMemo(Generic[Head]):
     def __init__(
         self, read: Callable[[bytes, Callable[[bytes], int]], Head | None], parse: Callable[[bytes], Head | None]
     ) -> None:
-        self._read = read
-        self._parse = parse
+        self._read: Callable[[bytes, Callable[[bytes], int]], Head | None] = read
+        self._parse: Callable[[bytes], Head | None] = parse
         self._heads: dict[bytes, Head] = {}
         self._lines: dict[bytes, int] = {}
         self.hits = 0
@@ -90,12 +93,10 @@ class HeadMemo(Generic[Head]):
         if head is not None:
             self.hits += 1
             return head
+        head = self._read(raw, self._line_kind) or self._parse(raw)
+        if head is None or not head.counts:
+            return head
         self.misses += 1
-        head = self._read(raw, self._line_kind)
-        if head is None:
-            head = self._parse(raw)
-            if head is None:
-                return None
         if len(raw) <= MAX_HEAD_BYTES:
             if len(self._heads) >= MAX_HEADS:
                 self._heads.clear()
@@ -125,7 +126,7 @@ def read_request(raw: bytes, kind_of: Callable[[bytes], int]) -> RequestHead | N
     close = expects = False
     for line in lines[1:-2]:
         kind = kind_of(line)
-        if kind == PLAIN or kind == RETRY_AFTER:
+        if kind in (PLAIN, RETRY_AFTER):
             kept.append(line)
         elif kind == HOST:
             if host >= 0:
@@ -147,7 +148,7 @@ def read_request(raw: bytes, kind_of: Callable[[bytes], int]) -> RequestHead | N
             expects = True
         elif kind == UNUSUAL:
             return None
-    if host < 0 or coding >= 0 and length is not None:
+    if host < 0 or (coding >= 0 and length is not None):
         return None
     method, target = match[1], match[2]
     if method == b"CONNECT":
@@ -198,7 +199,7 @@ def read_response(raw: bytes, kind_of: Callable[[bytes], int]) -> ResponseHead |
         elif kind == CLOSE:
             close = True
             continue
-        elif kind == KEEP or kind == DROP:
+        elif kind in (KEEP, DROP):
             continue
         elif kind == UNUSUAL:
             return None

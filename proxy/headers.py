@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import Enum
+from typing import ClassVar
 
 from proxy.outcome import IDEMPOTENT_METHODS
 
@@ -52,8 +53,8 @@ class HeadError(Exception):
 class RequestHead:
     """A client's request head.
 
-    `before_host + authority + after_host` is what goes to a backend; with `chunked` the Content-Length of the body that was
-    read is still missing in it. `length` is None without a Content-Length.
+    `before_host + authority + after_host` is what goes to a backend; with `chunked` the Content-Length of the body that
+    was read is still missing in it. `length` is None without a Content-Length.
     """
 
     method: bytes
@@ -67,6 +68,11 @@ class RequestHead:
     after_host: bytes
     for_proxy: bool  # GET or HEAD /health, answered by the proxy itself
     idempotent: bool
+
+    @property
+    def counts(self) -> bool:
+        """False for what the proxy answers itself: that is no client traffic."""
+        return not self.for_proxy
 
     @property
     def bodyless_response(self) -> bool:
@@ -84,8 +90,8 @@ class RequestHead:
 class ResponseHead:
     """An upstream's final response head.
 
-    `out` is what an HTTP/1.1 client gets when nothing is to be added; `verbatim` says that it is what the upstream sent.
-    `keep_alive` says whether the upstream's connection may be used again.
+    `out` is what an HTTP/1.1 client gets when nothing is to be added; `verbatim` says that it is what the upstream
+    sent. `keep_alive` says whether the upstream's connection may be used again.
     """
 
     status: int
@@ -96,6 +102,7 @@ class ResponseHead:
     verbatim: bool
     coding_line: bytes  # the Transfer-Encoding line in `out` with its line end, or empty
     retry_after: bytes | None
+    counts: ClassVar[bool] = True
 
 
 def split_tokens(values: list[bytes]) -> list[bytes]:
@@ -114,7 +121,10 @@ def forwarded(fields: list[Field]) -> list[Field]:
 
 
 def content_length(fields: list[Field]) -> int | None:
-    """Read Content-Length; equal repetitions count as one (RFC 9110 section 8.6). Raises HeadError 400, or 413 when huge."""
+    """Read Content-Length; equal repetitions count as one (RFC 9110 section 8.6).
+
+    Raises HeadError: 400, or 413 when it is huge.
+    """
     values = [part.strip(b" \t") for v in _values(fields, b"content-length") for part in v.split(b",")]
     if not values:
         return None
@@ -180,14 +190,15 @@ def build_request(method: bytes, target: bytes, http10: bool, fields: list[Field
 def _build_request(method: bytes, target: bytes, http10: bool, fields: list[Field], path: str) -> RequestHead:
     target = origin_form(method, target)
     hosts = _values(fields, b"host")
-    if len(hosts) > 1 or not hosts and not http10:
+    if len(hosts) > 1 or (not hosts and not http10):
         raise HeadError(400, "missing or doubled Host field")
     if hosts and not _HOST.fullmatch(hosts[0]):
         raise HeadError(400, "bad Host field")
     chunked = _request_is_chunked(fields, http10)
     length = content_length(fields)
     expects = not http10 and b"100-continue" in split_tokens(_values(fields, b"expect"))
-    before, after = [b"%b %b HTTP/1.1\r\n" % (method, target)], []
+    before: list[bytes] = [b"%b %b HTTP/1.1\r\n" % (method, target)]
+    after: list[bytes] = []
     into = before
     if not hosts:
         before.append(b"Host: ")
@@ -223,7 +234,7 @@ def _build_request(method: bytes, target: bytes, http10: bool, fields: list[Fiel
 def _response_framing(status: int, http10: bool, fields: list[Field]) -> tuple[Framing, int]:
     codings = _values(fields, b"transfer-encoding")
     lengths = _values(fields, b"content-length")
-    if len(codings) > 1 or len(lengths) > 1 or codings and lengths:
+    if len(codings) > 1 or len(lengths) > 1 or (codings and lengths):
         raise HeadError(502, "doubled framing fields")
     if codings and (http10 or codings[0].strip(b" \t").lower() != b"chunked"):
         raise HeadError(502, "a transfer coding other than chunked")

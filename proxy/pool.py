@@ -6,7 +6,7 @@ anything with a `backend`. Time is a number given by the caller.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar, Generic
+from typing import Generic, Protocol, TypeVar
 
 from proxy.upstream import Backend
 

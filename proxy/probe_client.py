@@ -46,10 +46,10 @@ class ProbeClient(asyncio.BufferedProtocol):
         self._keep_alive = False
 
     async def get(self, path: str, sink: BodySink | None = None) -> int:
-        """Send one GET and return the status of its whole response; `sink` gets the body's pieces, valid during the call.
+        """Send one GET and return the status of its whole response; `sink` gets the body's pieces as views.
 
-        Raises OSError or ProbeFailed. Nothing limits the time: the caller does, and after cancellation the connection is
-        closed. A kept connection that proves dead is replaced once.
+        A view is valid during its call only. Raises OSError or ProbeFailed. Nothing limits the time: the caller does,
+        and after cancellation the connection is closed. A kept connection that proves dead is replaced once.
         """
         reused = self._transport is not None
         try:

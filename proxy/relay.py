@@ -56,8 +56,22 @@ class Attempt:
 
     __slots__ = (
         *("_dialling", "_first", "_held", "_kept_bytes", "_pending", "_pieces", "_progress_at", "_reads_before"),
-        *("_reads_seen", "_scanner", "_sending", "_sent_bytes", "backend", "connect_s", "connection", "exchange", "head"),
-        *("header_s", "judged", "outcome", "phase", "probe", "reused", "started", "total_s"),
+        *("_reads_seen", "_scanner", "_sending", "_sent_bytes"),
+        *(
+            "backend",
+            "connect_s",
+            "connection",
+            "exchange",
+            "head",
+            "header_s",
+            "judged",
+            "outcome",
+            "phase",
+            "probe",
+            "reused",
+            "started",
+            "total_s",
+        ),
     )
 
     def __init__(self, exchange: Exchange, backend: Backend, probe: bool, now: float) -> None:

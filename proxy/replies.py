@@ -6,17 +6,15 @@ permanent refusal.
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 import orjson
 
 from proxy.outcome import Rejection
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_REASONS = {
-    **{200: "OK", 400: "Bad Request", 408: "Request Timeout", 413: "Content Too Large", 414: "URI Too Long"},
-    **{429: "Too Many Requests", 431: "Request Header Fields Too Large", 501: "Not Implemented", 502: "Bad Gateway"},
-    **{503: "Service Unavailable", 504: "Gateway Timeout", 505: "HTTP Version Not Supported"},
-}
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
 _TYPES = {429: "rate_limit_error", 408: "timeout_error", 504: "timeout_error"}
 
 MESSAGES = {

@@ -126,7 +126,8 @@ def run(config: Config) -> int:
         return 1
     factory, fast = loop_factory()
     log = AccessLog(2, config.log_level)
-    log.event(Event.STARTING, version=__version__, pid=os.getpid(), backends=len(config.backends), descriptors=descriptors)
+    about = {"version": __version__, "pid": os.getpid(), "descriptors": descriptors}
+    log.event(Event.STARTING, **about, backends=len(config.backends))
     if not fast:
         log.event(Event.WARNING, message="uvloop is not installed: asyncio's own event loop costs about twice the CPU")
     try:

@@ -10,6 +10,7 @@ import asyncio
 import socket
 import time
 from http import HTTPStatus
+from typing import cast
 
 import h11
 
@@ -95,8 +96,8 @@ class _Connection(asyncio.Protocol):
     # ------------------------------------------------------------------ called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # No assertion: uvloop's transports are no asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
         self._port.connections.add(self)
         self._limit(IDLE_S)
         if len(self._port.connections) > MAX_CONNECTIONS:

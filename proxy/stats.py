@@ -19,7 +19,7 @@ from proxy.counters import Counters
 
 
 def final_stats(counters: Counters, fleet: Fleet, removed_attempts: int) -> dict[str, Any]:
-    """Collect the counts; the plural ones are objects by label value, zeros left out, times in seconds, memory in bytes."""
+    """Collect the counts: the plural ones are objects by label value with zeros left out; seconds and bytes."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "requests": counters.requests,

@@ -14,7 +14,7 @@ from proxy.outcome import Eviction
 
 
 class Health:
-    """Verdict of the health probes: unknown until the first, which decides alone, then `fall` bad or `rise` good in a row."""
+    """Verdict of the health probes: the first decides alone, then `fall` bad or `rise` good ones in a row change it."""
 
     __slots__ = ("_fall", "_rise", "_streak", "healthy")
 
@@ -40,14 +40,14 @@ class Health:
 class Backend:
     """A replica of the model. Only balancer.Fleet changes `active`, `draining` and `removed`.
 
-    `bit` is the backend's place in the fleet's sets, `idle` its idle connections (books kept by pool.Pool, most recently
-    used last), times are seconds of the monotonic clock.
+    `bit` is the backend's place in the fleet's sets, `idle` its idle connections (books kept by pool.Pool, most
+    recently used last), times are seconds of the monotonic clock.
     """
 
     __slots__ = (
         *("active", "attempts", "authority", "bit", "breaker", "draining", "evicted", "failed", "failures", "health"),
-        *("id", "idle", "opened", "penalty_until", "position", "queue_at", "queue_depth", "reads", "removed", "required"),
-        *("responses", "reused", "url"),
+        *("id", "idle", "opened", "penalty_until", "position", "queue_at", "queue_depth", "reads", "removed"),
+        *("required", "responses", "reused", "url"),
     )
 
     def __init__(self, url: BackendUrl, *, required: bool, breaker: Breaker, health: Health) -> None:

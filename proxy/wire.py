@@ -63,7 +63,7 @@ def _request_fields(raw: bytes) -> list[Field]:
         others = _FRAMING_LINE.sub(b"", raw)
         if others == raw:
             raise HeadError(400, str(e)) from None
-        # Perhaps it is a framing field that h11 refuses: headers.py names that fault and its status. h11 judges the rest.
+        # Perhaps h11 refuses a framing field: headers.py names that fault and its status, h11 judges the rest.
         framing = [(m[1], m[2].strip(b" \t")) for m in _FRAMING_LINE.finditer(raw)]
         return framing + _request_fields(others)
     if not isinstance(event, h11.Request):
@@ -75,6 +75,8 @@ def parse_response(raw: bytes) -> ResponseHead | None:
     """Parse a complete response head; None for an interim response. Raises HeadError, which means a protocol error."""
     if has_bare_lf(raw):
         raise HeadError(502, "a bare line feed in the head")
+    if len(_FRAMING_LINE.findall(raw)) > 1:  # h11 makes one of two that are equal
+        raise HeadError(502, "doubled framing fields")
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=len(raw) + 1)
     connection.send(_ASKING)
     connection.send(h11.EndOfMessage())
