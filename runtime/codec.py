@@ -22,7 +22,9 @@ class DecodeError(ValueError):
 def encode(value: Any) -> Any:
     """Give a record as JSON values: dataclasses become objects, tuples lists, enum members their value."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        names = [field.name for field in dataclasses.fields(value)]
+        names.sort(key=lambda name: name != "schema_version")  # first, for whoever looks at a file
+        return {name: encode(getattr(value, name)) for name in names}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, list | tuple):

@@ -89,7 +89,7 @@ def this_node(services: Services, environ: Mapping[str, str]) -> Node:
     return services.node(environ.get("SLURMD_NODENAME") or os.uname().nodename)
 
 
-def main_preflight(*, attempt_dir: Path) -> int:
+def main_preflight(attempt_dir: Path) -> int:
     """Check this node for an attempt and print one JSON line with what is wrong; 1 when it cannot be checked."""
     attempt = AttemptDir(attempt_dir.absolute())
     try:

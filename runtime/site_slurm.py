@@ -24,7 +24,7 @@ from runtime.own import own_command
 from runtime.parse import JobInfo
 from runtime.services import Node
 from runtime.site import Refusal, SiteError
-from runtime.slurm import SlurmError
+from runtime.slurm import Failure, SlurmError
 from runtime.state import JobRef, StateError
 from runtime.steps import StepSpec
 from runtime.verdict import JobView
@@ -117,7 +117,16 @@ class SlurmSite:
         difference = mismatch(identity, job, shown)
         if difference is not None:
             return Refusal(difference)
-        slurm.signal_step(self._job.id, identity.step_id, "TERM")
+        try:
+            slurm.signal_step(self._job.id, identity.step_id, "TERM")
+        except SlurmError as error:
+            # Slurm 22.05 sends the signal to every node of the job, and fails with the words of a node that knows
+            # nothing of the step, although the task got it. A completing job fails alike, and stops its steps itself.
+            if error.failure is not Failure.NOT_FOUND:
+                raise
+            again = slurm.show_job(self._job.id)
+            if again is None or not _is_live(again):
+                return Refusal(f"job {self._job.id} is ending: Slurm stops its steps", site_stops=True)
         return None
 
     def force(self, step: Step) -> None:

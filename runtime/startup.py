@@ -114,6 +114,9 @@ class Startup:
                 f"{spec.name} ({client}) did not find every backend healthy within "
                 f"{human_duration(deployment.startup_timeout_s)}: {answer.reason}; see logs/{spec.name}.err"
             )
+        answer = await _await_good(side, "/healthz", LISTEN_TIMEOUT_S)
+        if not answer.good:
+            raise StartupError(f"{spec.name}: its side port ({side}) does not answer: {answer.reason}")
         attempt.journal.deployment(deployment.name, state=ReadinessState.READY)
         attempt.journal.event("step_ready", spec.name)
 

@@ -21,6 +21,7 @@ from runtime.verdict import ORDERED, Cause, slurm_name
 
 MONITOR_STOP_S = 5.0
 SIDE_PORT_TIMEOUT_S = 1.0
+DELIVERY_S = 1.0
 
 
 class Teardown:
@@ -98,13 +99,22 @@ class Teardown:
         async def await_endpoint(endpoint: Step) -> None:
             loop = asyncio.get_running_loop()
             started = loop.time()
-            ended = await endpoint.wait(limit)
+            if not await endpoint.wait(DELIVERY_S):
+                await self._remind(endpoint)
+            ended = await endpoint.wait(max(0.0, started + limit - loop.time()))
             code = endpoint.exited.result() if ended else None
             self._attempt.journal.event(
                 "drain_ended", endpoint.name, exit_code=code, seconds=round(loop.time() - started, 3)
             )
 
         await _each(await_endpoint, [one for one in self._draining if one.name not in self._unreachable])
+
+    async def _remind(self, endpoint: Step) -> None:
+        """Tell an endpoint again that still serves: Slurm does not say reliably whether a signal has arrived."""
+        side_port = self._attempt.side_port(endpoint)
+        if side_port is not None and (await get(side_port, "/healthz", SIDE_PORT_TIMEOUT_S)).good:
+            endpoint.stopping = False
+            await term_step(self._attempt.site, endpoint, self._attempt.note())
 
     async def _force_endpoints(self) -> None:
         await _each(self._force, self._attempt.of(Role.ENDPOINT))
