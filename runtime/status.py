@@ -6,6 +6,7 @@ Owns the words and the JSON shape. Writes nothing, and decides nothing: what the
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -16,9 +17,13 @@ from runtime.look import AttemptView, look
 from runtime.state import AttemptState
 from runtime.units import human_duration
 
+_LOOK_S = 1.0
+
 
 def main_status(directory: Path, *, as_json: bool, watch: bool) -> int:
     """Show a run, and with `watch` follow its last attempt until it ends. Raises LayoutError, StateError."""
+    if watch and as_json:
+        return _follow_json(directory)
     if watch:
         from runtime.watch import watch as follow
 
@@ -26,6 +31,20 @@ def main_status(directory: Path, *, as_json: bool, watch: bool) -> int:
     views = look(directory)
     print(json.dumps(status_json(views)) if as_json else status_text(views))
     return 0
+
+
+def _follow_json(directory: Path) -> int:
+    """Print one JSON object a line, whenever something has changed, until the attempt has ended."""
+    before = None
+    while True:
+        views = look(directory)
+        now = json.dumps(status_json(views))
+        if now != before:
+            print(now, flush=True)
+            before = now
+        if views[-1].attempt.state.terminal or views[-1].orphaned:
+            return 0
+        time.sleep(_LOOK_S)  # nothing sends this process an event: the controller may live on another machine
 
 
 def status_json(views: list[AttemptView]) -> dict[str, Any]:

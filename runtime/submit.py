@@ -45,6 +45,7 @@ def open_run(plan: Plan) -> AttemptDir:
     try:
         write_private(attempt.script, render(plan))
         write_private(attempt.plan_json, json.dumps(plan_to_json(detached), indent=1) + "\n")
+        write_private(attempt.run_dir / BATCH_OUTPUT, "")  # Slurm would make it for everybody to read
     except OSError as error:
         raise LayoutError(f"cannot write to {attempt.path}: {error.strerror}") from None
     return attempt

@@ -112,7 +112,7 @@ class MiniSlurm:
         return seen
 
     def hasten(self, job_id: str) -> None:
-        """Let a requeued job start now: Slurm holds one back for two minutes, until its old credentials have expired."""
+        """Let a requeued job start now: Slurm holds it back for two minutes, until old credentials expire."""
         self.wait_job(job_id, "PENDING")
         self.run("scontrol", "update", f"jobid={job_id}", "starttime=now")
 
