@@ -6,10 +6,8 @@ The command: reads options, runs the load, writes table, JSON and page. Everythi
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -21,20 +19,11 @@ from tools.load.report import render
 from tools.load.text import table
 
 
-def _run(work: Any) -> Any:
-    try:
-        import uvloop
-    except ImportError:
-        print("loadgen: uvloop is not installed: slower, same figures", file=sys.stderr)
-        return asyncio.run(work)
-    return uvloop.run(work)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 0 when the run was made (whatever it found), 1 when nothing got an answer, 2 for bad usage."""
     settings = parse(argv)
     try:
-        figures = _run(session.run(settings))
+        figures = session.in_loop(session.run(settings))
     except (ValueError, OSError) as error:
         print(f"loadgen: {error}", file=sys.stderr)
         return 2

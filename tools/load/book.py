@@ -43,7 +43,10 @@ class Sample(NamedTuple):
 
 @dataclass
 class Book:
-    """Everything that a run leaves behind. About 70 bytes a request."""
+    """Everything that a run leaves behind. About 60 bytes a request.
+
+    `tries` counts every try by (outcome, status); `bare_refusals` are 429s that did not say when to come back.
+    """
 
     started_wall: float = 0.0
     elapsed: float = 0.0
@@ -54,7 +57,8 @@ class Book:
     samples: list[Sample] = field(default_factory=list)
     retries: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
-    answers: Counter[int] = field(default_factory=Counter)
+    tries: Counter[tuple[str, int]] = field(default_factory=Counter)
+    bare_refusals: int = 0
     refused_at: array[float] = field(default_factory=lambda: array("d"))
     unsent: int = 0
     opened: int = 0

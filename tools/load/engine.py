@@ -274,7 +274,6 @@ class Engine:
                     )
                     self._judge(job, answer)
                     trail.answer = answer
-                    self.book.answers[answer.status] += 1
                     trail.failures += 1
                     wait = None
                     if answer.outcome is not Outcome.OK:
@@ -307,6 +306,9 @@ class Engine:
         if answer.outcome is Outcome.OK and self.plan.expect_tokens and answer.tokens != job.tokens_out:
             answer.outcome = Outcome.SHORT
             answer.reason = f"{answer.tokens} tokens instead of {job.tokens_out}"
+        self.book.tries[answer.outcome.label, answer.status] += 1
+        if answer.status == 429 and b"retry-after" not in answer.headers:
+            self.book.bare_refusals += 1
         if answer.reason:
             self.book.reasons[f"{answer.outcome.label}: {answer.reason}"] += 1
 

@@ -97,7 +97,8 @@ def summarise(
         "truncated": sum(row.outcome is Outcome.TRUNCATED for row in counted),
         "reasons": dict(book.reasons.most_common(12)),
         "tries": {
-            "answers": {str(status): count for status, count in sorted(book.answers.items())},
+            "answers": _by_status(book),
+            "bare_refusals": book.bare_refusals,
             "client_retries": dict(sorted(book.retries.items())),
             "proxy_retries": _gained(snapshots, "retries"),
         },
@@ -110,6 +111,14 @@ def summarise(
     }
     figures["notes"] = _notes(figures)
     return figures
+
+
+def _by_status(book: Book) -> dict[str, int]:
+    answers: Counter[int] = Counter()
+    for (_, status), count in book.tries.items():
+        if status:
+            answers[status] += count
+    return {str(status): count for status, count in sorted(answers.items())}
 
 
 def _latencies(good: Sequence[Row], book: Book) -> dict[str, Distribution]:

@@ -98,13 +98,21 @@ class Watcher:
         self.snapshots.append(snapshot)
 
     async def run(self) -> None:
-        """Take snapshots twice a second, the first at once, until cancelled."""
+        """Take snapshots twice a second until cancelled."""
         client = Client(self.target)
         start = monotonic()
         try:
             while True:
-                await self.look(client, monotonic() - start)
                 await asyncio.sleep(INTERVAL)
+                await self.look(client, monotonic() - start)
+        finally:
+            client.close()
+
+    async def once(self, at: float) -> None:
+        """Take one snapshot on a connection of its own: before the first request, and after the last."""
+        client = Client(self.target)
+        try:
+            await self.look(client, at)
         finally:
             client.close()
 
