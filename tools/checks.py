@@ -69,6 +69,16 @@ def run(check: Check) -> bool:
         return True
 
 
+def close(results: list[tuple[str, bool, float]]) -> int:
+    """Print the summary of checks with their seconds; return the exit code."""
+    print("\n=== summary")
+    for name, passed, took in results:
+        print(f"{'ok    ' if passed else 'FAILED'}  {name:<20}{took:7.1f} s")
+    failed = sum(not passed for _, passed, _ in results)
+    print(f"checks: {len(results) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
 def main() -> int:
     """Run the checks; return 0 when all passed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -79,12 +89,7 @@ def main() -> int:
     for check in checks(args.conformance, args.jobs):
         began = time.monotonic()
         results.append((check.name, run(check), time.monotonic() - began))
-    print("\n=== summary")
-    for name, passed, took in results:
-        print(f"{'ok    ' if passed else 'FAILED'}  {name:<20}{took:7.1f} s")
-    failed = sum(not passed for _, passed, _ in results)
-    print(f"checks: {len(results) - failed} passed, {failed} failed")
-    return 1 if failed else 0
+    return close(results)
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         return 0 if run(args.requests, args.users) else 1
-    except StartError as error:
+    except (StartError, OSError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
