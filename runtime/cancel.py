@@ -117,7 +117,7 @@ def _cancel_local(view: AttemptView) -> str:
         return _close_orphan(view)
     with suppress(ProcessLookupError):  # it ended meanwhile
         os.kill(controller.pid, signal.SIGTERM)
-    record = _wait_for_end(view, lambda: not local_controller_lives(controller, created_at))
+    record = _wait_for_end(view, lambda: not local_controller_lives(controller, created_at), settle_s=0.0)
     return _report(view, record) if record else _close_orphan(view)
 
 
@@ -174,7 +174,7 @@ def _close(directory: AttemptDir, classification: Classification, reason: str) -
     write_json(directory.attempt_json, _reread(directory).end(classification, reason))
 
 
-def _wait_for_end(view: AttemptView, is_over: Callable[[], bool]) -> AttemptRecord | None:
+def _wait_for_end(view: AttemptView, is_over: Callable[[], bool], settle_s: float = _SETTLE_S) -> AttemptRecord | None:
     """Wait until the attempt is terminal and return it; None when what runs it ended and left it open."""
     directory = view.directory
     deadline = time.monotonic() + _budget_s(directory)
@@ -188,9 +188,10 @@ def _wait_for_end(view: AttemptView, is_over: Callable[[], bool]) -> AttemptReco
         if settle is None and now >= next_question:
             next_question = now + _ASK_SLURM_S
             if is_over():
-                settle = now + _SETTLE_S
+                settle = now + settle_s
         if settle is not None and now >= settle:
-            return None
+            record = _reread(directory)
+            return record if record.state.terminal else None
         time.sleep(_LOOK_S)
     raise CancelError(f"{_name(view)} was asked to stop and has not ended within {_budget_s(directory):.0f} s")
 

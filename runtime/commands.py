@@ -19,8 +19,8 @@ _Command = Callable[[argparse.Namespace], int]
 
 
 def carry_out(argv: list[str]) -> int:
-    """Carry out one subcommand, `argv[0]`, and return its exit code. Raises UsageError."""
-    arguments = _parser().parse_args(argv)
+    """Carry out one of the subcommands below, `argv[0]`, and return its exit code. Raises UsageError."""
+    arguments = _parsers()[argv[0]].parse_args(argv[1:])
     command: _Command = arguments.carry_out
     try:
         return command(arguments)
@@ -32,14 +32,13 @@ def carry_out(argv: list[str]) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="dd-proxy")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+def _parsers() -> dict[str, Parser]:
+    parsers: dict[str, Parser] = {}
 
-    def command(name: str, carry_out: _Command, description: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, description=description)
-        made.set_defaults(carry_out=carry_out)
-        return made
+    def command(name: str, carry_out: _Command, description: str) -> Parser:
+        parsers[name] = Parser(prog=f"dd-proxy {name}", description=description)
+        parsers[name].set_defaults(carry_out=carry_out)
+        return parsers[name]
 
     for name, carry_out, description in _PLAN_COMMANDS:
         command(name, carry_out, description).add_argument("plan", metavar="PLAN", type=Path, help="plan file (TOML)")
@@ -60,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
     cancel = command("cancel", _cancel, _CANCEL)
     cancel.add_argument("directory", metavar="DIR", type=Path, help="run or attempt directory")
-    return parser
+    return parsers
 
 
 _RUN = """Run a plan: with --attempt-dir as the batch process of its Slurm job (the rendered script does that),
