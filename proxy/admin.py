@@ -43,7 +43,7 @@ class Admin:
     def __init__(self, endpoint: Endpoint, history: History, *, loopback: bool) -> None:
         self._endpoint = endpoint
         self._history = history
-        self._loopback = loopback
+        self.loopback = loopback
         self._exposition = Exposition(endpoint)
         self._fixed: dict[str, dict[str, Callable[[Request, Query], Reply]]] = {
             "/": {"GET": self._page},
@@ -97,11 +97,11 @@ class Admin:
         """Say whether backends may be changed here: `token` (with it), `open` (by anybody local) or `refused`."""
         if self._endpoint.config.admin_token is not None:
             return "token"
-        return "open" if self._loopback else "refused"
+        return "open" if self.loopback else "refused"
 
     def _authorize(self, request: Request) -> None:
         token = self._endpoint.config.admin_token
-        if token is None and not self._loopback:
+        if token is None and not self.loopback:
             raise Refused(403, "changes need --admin-token-file, since the side port is not bound to loopback")
         self._check_origin(request, trusted=token is not None)
         if token is None:

@@ -71,6 +71,11 @@ def test_the_long_story_tells_a_choice_that_found_nobody() -> None:
     assert "  nobody was left to try" in explain(event, [{"overloaded": ["a:1"]}], ["a:1"])
 
 
+def test_the_long_story_tells_a_fresh_connection_to_the_same_backend() -> None:
+    event = request_event(upstreams=[attempt("a:1", "stale_connection", 0.001), attempt("a:1", "200", 0.2, reused=False)])
+    assert "Second choice: the same backend again, on a new connection" in explain(event, None, ["a:1"])
+
+
 def test_a_request_that_could_not_be_read_is_told_without_method_and_path() -> None:
     lines = explain(request_event(method=None, path=None, final_status=400, upstreams=[]), None, [])
     assert "an unreadable request" in lines[0]

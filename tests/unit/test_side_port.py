@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import uvloop
 
 from proxy import side_port
 from proxy.side_port import MAX_BODY_BYTES, SidePort, start_side_port
@@ -66,8 +67,8 @@ class Served:
         return Client(*await asyncio.open_connection(*self.address))
 
 
-@pytest.fixture
-async def served() -> AsyncIterator[Served]:
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[Served]:
     endpoint = stand_in(2)
     sock = socket.create_server(("127.0.0.1", 0))
     port = await start_side_port(endpoint, sock)
@@ -76,6 +77,12 @@ async def served() -> AsyncIterator[Served]:
     async with asyncio.timeout(5):
         await port.wait_closed()
     assert not port.tasks, "a task outlives the side port"
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    async with serving() as started:
+        yield started
 
 
 async def test_one_connection_serves_many_requests(served: Served) -> None:
@@ -227,3 +234,20 @@ async def test_changes_without_a_token_depend_on_where_the_port_is_bound(host: s
     assert port.admin.changes() == word
     port.close()
     await port.wait_closed()
+
+
+def test_it_serves_on_uvloop_as_on_asyncio() -> None:
+    async def story() -> None:
+        async with serving() as served:
+            for test in (
+                test_one_connection_serves_many_requests,
+                test_pipelined_requests_are_answered_in_order,
+                test_a_half_closed_client_gets_its_answer,
+                test_a_client_that_still_sends_a_body_that_is_too_large_can_read_why,
+                test_a_client_that_leaves_during_its_answer_leaves_nothing_behind,
+                test_closing_ends_open_connections,
+            ):
+                await test(served)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
