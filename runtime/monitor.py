@@ -120,7 +120,7 @@ def targets(plan: Plan, services: Services) -> tuple[Target, ...]:
         limit = timeout_s if isinstance(timeout_s, int | float) else DEFAULT_PROBE_TIMEOUT_S
         found.append(Target(deployment.name, replica.authority, deployment.health_path, limit, replica=True))
     for endpoint in services.endpoints:
-        found.append(Target(endpoint.deployment, endpoint.metrics, "/healthz", DEFAULT_PROBE_TIMEOUT_S, replica=False))
+        found.append(Target(endpoint.deployment, endpoint.metrics, "/healthz", SIDE_PORT_TIMEOUT_S, replica=False))
     return tuple(found)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.runtime.lifecycle import LocalRun, Scenario, StartLocal
 from tests.runtime.minislurm import INSTALL, MiniSlurm, missing_programs
 
 
@@ -44,3 +46,17 @@ def slurm_here(slurm: MiniSlurm, monkeypatch: pytest.MonkeyPatch) -> MiniSlurm:
     for name in ("PATH", "SLURM_CONF"):
         monkeypatch.setenv(name, slurm.environment()[name])
     return slurm
+
+
+@pytest.fixture
+def start_local(tmp_path: Path) -> Iterator[StartLocal]:
+    """Start scenarios as local runs; what a failing test leaves of them is ended."""
+    runs: list[LocalRun] = []
+
+    def start(scenario: Scenario, **env: str) -> LocalRun:
+        runs.append(LocalRun(scenario.write(tmp_path), **env))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.close()

@@ -80,6 +80,7 @@ class Scenario:
     nodes: int = 1
     gpus_per_node: int = 0
     gpus_per_replica: int = 0
+    cpus_per_node: int = 4
     time: str = "00:05:00"
     startup_timeout: str = "20s"
     stop_timeout: str = "2s"
@@ -96,7 +97,12 @@ class Scenario:
         """Write the plan file into `folder`."""
         base = self.base_port or free_ports(self.replicas * len(self.deployments))
         lines = ["[job]", 'name = "gen"', f"nodes = {self.nodes}", f"gpus_per_node = {self.gpus_per_node}"]
-        lines += ["cpus_per_node = 4", f'time = "{self.time}"', 'state_dir = "runs"', f"sbatch = {_toml(self.sbatch)}"]
+        lines += [
+            f"cpus_per_node = {self.cpus_per_node}",
+            f'time = "{self.time}"',
+            'state_dir = "runs"',
+            f"sbatch = {_toml(self.sbatch)}",
+        ]
         lines += [f"partition = {_toml(self.partition)}"] if self.partition else []
         for number, name in enumerate(self.deployments):
             lines += [f"[[deployment]]\nname = {_toml(name)}", f"replicas = {self.replicas}", "cpus_per_replica = 1"]
@@ -296,4 +302,4 @@ class LiveStream:
         return b"data: [DONE]" in received and received.endswith(b"0\r\n\r\n")
 
 
-Starter = Callable[..., LocalRun]
+StartLocal = Callable[..., LocalRun]

@@ -1,0 +1,162 @@
+"""The lifecycle on one machine: signals, cancel, drains, and a controller that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from runtime.own import own_command
+from tests.runtime.lifecycle import FAKE, LiveStream, Scenario, StartLocal, client
+from tests.runtime.minislurm import wait_until
+
+STREAMING = Scenario(replica=[*FAKE, "--token-interval", "0.1"], client=client(-3))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_cancels_in_order(start_local: StartLocal, number: signal.Signals, code: int) -> None:
+    run = start_local(Scenario(client=client(-3)))
+    run.attempt.wait_ready()
+    run.process.send_signal(number)
+    assert run.wait() == code
+    record = run.attempt.read("attempt.json")
+    assert (record["state"], record["classification"]) == ("cancelled", "cancelled")
+    assert number.name in record["reason"]
+    readiness = run.attempt.read("readiness.json")
+    assert (readiness["state"], readiness["health_failure"]) == ("stopped", None)
+    assert run.attempt.read("report.json")["outputs"][0]["records"] == 3
+
+
+def test_a_signal_at_any_moment_of_the_start_cancels_and_leaves_nothing(
+    start_local: StartLocal, tmp_path: Path
+) -> None:
+    for step in ("", "llama-replica-0", "llama-endpoint", "monitor", "client"):
+        run = start_local(Scenario(client=client(-3)))
+        if step:
+            run.attempt.wait_event("step_started", step=step)
+        run.process.terminate()
+        assert run.wait() == 143, (step, run.attempt.story())
+        assert run.attempt.read("attempt.json")["classification"] == "cancelled"
+        assert run.attempt.read("readiness.json")["state"] == "stopped"
+
+
+def test_further_signals_change_nothing(start_local: StartLocal) -> None:
+    run = start_local(STREAMING)
+    run.attempt.wait_ready()
+    stream = LiveStream(run.attempt.endpoint(), tokens=15)
+    run.process.terminate()
+    run.attempt.wait_event("drain_started")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM):
+        run.process.send_signal(number)
+    assert stream.complete()
+    assert run.wait() == 143
+    assert run.attempt.read("attempt.json")["reason"] == "cancelled by SIGTERM"
+
+
+def test_cancel_ends_a_local_run_in_order_and_says_so(start_local: StartLocal) -> None:
+    run = start_local(STREAMING)
+    run.attempt.wait_ready()
+    stream = LiveStream(run.attempt.endpoint(), tokens=15)
+    cancel = [*own_command(), "cancel", str(run.attempt.path)]
+    done = subprocess.run(cancel, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert stream.complete()
+    assert run.wait() == 143
+    again = subprocess.run(cancel, capture_output=True, text=True, timeout=30)
+    assert again.returncode == 0
+    assert "cancelled" in again.stdout + again.stderr
+
+
+def test_a_live_stream_ends_complete_when_the_client_ends(start_local: StartLocal) -> None:
+    run = start_local(STREAMING)
+    run.attempt.wait_ready()
+    stream = LiveStream(run.attempt.endpoint(), tokens=15)
+    os.kill(run.attempt.pid("client"), signal.SIGTERM)
+    assert stream.complete()
+    assert run.wait() == 0
+    assert run.attempt.read("report.json")["endpoints"][0]["responses"] == {"200": 1}
+
+
+def test_a_live_stream_ends_complete_when_another_replica_is_lost(start_local: StartLocal) -> None:
+    run = start_local(STREAMING)
+    run.attempt.wait_ready()
+    stream = LiveStream(run.attempt.endpoint(), tokens=15)  # the first stream is on the first replica
+    os.kill(run.attempt.pid("llama-replica-1"), signal.SIGKILL)
+    assert stream.complete()
+    assert run.wait() == 1
+    assert run.attempt.read("attempt.json")["classification"] == "service_lost"
+
+
+def test_a_drain_that_takes_too_long_is_forced(start_local: StartLocal) -> None:
+    run = start_local(Scenario(replica=[*FAKE, "--token-interval", "0.1"], client=client(-3), drain_timeout="1s"))
+    run.attempt.wait_ready()
+    stream = LiveStream(run.attempt.endpoint(), tokens=600)
+    run.process.terminate()
+    assert run.wait(20) == 143
+    assert not stream.complete()
+
+
+def test_steps_that_ignore_term_are_killed_after_their_stop_timeout(start_local: StartLocal) -> None:
+    import sys
+
+    deaf = "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); " \
+           "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); subprocess.run(sys.argv[1:])"  # fmt: skip
+    run = start_local(Scenario(replica=[sys.executable, "-c", deaf, *FAKE], client=client(-3), stop_timeout="1s"))
+    run.attempt.wait_ready()
+    run.process.terminate()
+    assert run.wait(20) == 143
+    assert len(run.attempt.events("signal_sent", signal="KILL")) == 2
+
+
+def test_a_killed_controller_takes_its_steps_along_and_leaves_whole_files(start_local: StartLocal) -> None:
+    run = start_local(Scenario(client=client(-3), monitor_interval="50ms"))
+    stop, broken = threading.Event(), []
+
+    def read_all() -> None:
+        while not stop.is_set():
+            for name in ("attempt.json", "readiness.json", "health.json"):
+                path = run.attempt.path / name
+                if path.exists():
+                    try:
+                        json.loads(path.read_bytes())
+                    except ValueError as error:
+                        broken.append(f"{name}: {error}")
+
+    reader = threading.Thread(target=read_all)
+    reader.start()
+    try:
+        run.attempt.wait_ready()
+        run.process.kill()
+        run.process.wait()
+        run.assert_nothing_left()
+    finally:
+        stop.set()
+        reader.join()
+    assert broken == []
+    assert run.attempt.read("attempt.json")["state"] == "running"
+    status = subprocess.run(
+        [*own_command(), "status", str(run.attempt.path), "--json"], capture_output=True, text=True, timeout=30
+    )
+    assert json.loads(status.stdout)["attempts"][0]["controller_alive"] is False
+    cancel = subprocess.run(
+        [*own_command(), "cancel", str(run.attempt.path)], capture_output=True, text=True, timeout=30
+    )
+    assert cancel.returncode == 1
+    assert run.attempt.read("attempt.json")["classification"] == "internal_error"
+
+
+def test_what_a_replica_started_dies_with_a_killed_controller_too(start_local: StartLocal) -> None:
+    import sys
+
+    forking = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    run = start_local(Scenario(replica=[sys.executable, "-c", forking, *FAKE], client=client(-3)))
+    run.attempt.wait_ready()
+    wait_until(lambda: len(run.left()) >= 8, 10)  # controller, warden, two replicas with a child each, endpoint, …
+    run.process.kill()
+    run.process.wait()
+    run.assert_nothing_left()
