@@ -37,9 +37,10 @@ def checks(conformance: Path, jobs: int) -> list[Check]:
     found += [Check(f"tests/{group}", (str(BIN / "pytest"), "-q", f"tests/{group}")) for group in GROUPS]
     harness = conformance / "harness.py"
     if harness.is_file():
-        proxy = str(BIN / "dd-proxy")
-        argv = (sys.executable, str(harness), "--proxy", proxy, "--jobs", str(jobs))
-        found.append(Check("conformance", argv))
+        plain = f"{sys.executable} {ROOT / 'tools' / 'plain_asyncio.py'}"
+        for name, proxy in (("conformance", str(BIN / "dd-proxy")), ("conformance/asyncio", plain)):
+            argv = (sys.executable, str(harness), "--proxy", proxy, "--jobs", str(jobs))
+            found.append(Check(name, argv))
     else:
         print(f"no conformance harness at {conformance}: left out")
     return found

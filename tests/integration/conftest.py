@@ -13,14 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.support import StartProxy, StartReplicas
-from tools.launch import DD_PROXY, DdProxy, Fake, start_fakes, wait_until
+from tools.launch import DD_PROXY, ROOT, DdProxy, Fake, start_fakes, wait_until
 
-# Runs the same command where uvloop cannot be imported.
-PLAIN_ASYNCIO = (
-    sys.executable,
-    "-c",
-    "import sys; sys.modules['uvloop'] = None; from proxy.cli import main; sys.exit(main())",
-)
+PLAIN_ASYNCIO = (sys.executable, str(ROOT / "tools" / "plain_asyncio.py"))
 
 
 @pytest.fixture(scope="session")
@@ -78,8 +73,7 @@ def loop_command(request: pytest.FixtureRequest) -> tuple[str, ...]:
 def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the single-file program once."""
     path = tmp_path_factory.mktemp("pyz") / "dd-proxy.pyz"
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, str(root / "tools" / "pyz.py"), str(path)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(ROOT / "tools" / "pyz.py"), str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return path
 
