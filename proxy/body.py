@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 
 PIECE_BYTES = 256 * 1024  # read back from a file at a time
 
@@ -93,6 +92,8 @@ def _open_unlinked(directory: str) -> int:
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:
         pass  # a file system without O_TMPFILE (NFS), or a real fault, which the next call names
+    import tempfile  # rarely needed, and it costs idle memory
+
     try:
         fd, path = tempfile.mkstemp(prefix="dd-proxy-", dir=directory)
     except OSError as e:

@@ -8,8 +8,8 @@ every `sweep_interval_s`.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-import secrets
 import time
 from typing import Protocol
 
@@ -76,7 +76,7 @@ class Endpoint:
         self._quiet.set()
         self._memo_forgotten_at = time.monotonic()
         self._sweeper: asyncio.TimerHandle | None = None
-        self._id_prefix = secrets.token_hex(4)
+        self._id_prefix = os.urandom(4).hex()
         self._id_number = 0
         self.request_id_header = None if config.request_id_header is None else config.request_id_header.encode("ascii")
         self._id_field = None if self.request_id_header is None else _field_pattern(self.request_id_header)

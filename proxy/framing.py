@@ -1,7 +1,8 @@
 """Where a message body ends (RFC 9112 sections 6 and 7): scanners that are fed bytes as they came.
 
 Owns the framing of bodies. Bytes in, an index out, no I/O and no copies: the caller forwards what it was given.
-A scanner's `feed` answers how many bytes of the piece belong to the message once its end is in it, else -1.
+A scanner's `feed` answers how many bytes of the piece belong to the message once its end is in it; MORE when all of the
+piece does and more is to come; PART when only a part of the piece may be passed on.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
+MORE = -1
+PART = -2
 MAX_CHUNK_LINE = 4096  # bytes of a chunk-size line with its extensions, and of one trailer line
 MAX_TRAILERS = 64 * 1024
 _MEMO_ENTRIES = 2048
@@ -27,7 +30,7 @@ class Scanner(Protocol):
     started: bool
 
     def feed(self, data: bytes) -> int:
-        """Take the next piece; -1, or the number of its bytes that belong to the message when it ends here."""
+        """Take the next piece; MORE, PART, or the number of its bytes that belong to the message when it ends here."""
         ...
 
 
@@ -47,7 +50,7 @@ class LengthScanner:
             self.started = True
         if n < self.left:
             self.left -= n
-            return -1
+            return MORE
         end = self.left
         self.left = 0
         return end
@@ -65,7 +68,7 @@ class CloseScanner:
         """See Scanner.feed."""
         if data:
             self.started = True
-        return -1
+        return MORE
 
 
 _sizes: dict[bytes, int] = {}
@@ -108,6 +111,14 @@ class ChunkScanner:
 
     def feed(self, data: bytes) -> int:
         """See Scanner.feed; raises FramingError."""
+        if not (self._skip or self._cut or self._in_trailers):  # nearly always, and nearly always it is one whole chunk
+            eol = data.find(_CRLF, 0, 20)
+            size = _sizes.get(data[:eol])
+            if size and len(data) == eol + size + 4 and data[-2:] == _CRLF:
+                self.started = True
+                if self.pieces is not None:
+                    self.pieces.append(data[eol + 2 : -2])
+                return MORE
         before = len(self._cut)
         if before:
             data = self._cut + data
@@ -115,18 +126,18 @@ class ChunkScanner:
         if self._in_trailers:
             self.trailer_at = 0
             end = self._feed_trailers(data, 0)
-            return end - before if end >= 0 else -1
+            return end - before if end >= 0 else PART
         n = len(data)
         pos = self._skip
         if pos:
             pos = self._rest_of_chunk(data, n)
             if pos < 0:
-                return -1
+                return MORE
         while pos < n:
             eol = data.find(_CRLF, pos)
             if eol < 0:
                 self._keep_cut(data, pos)
-                return -1
+                return MORE
             size = chunk_size(data[pos:eol])
             start = eol + 2
             if size == 0:
@@ -141,7 +152,7 @@ class ChunkScanner:
             elif start < n:
                 self._open_chunk(data, start, n, size)
         self._skip = pos - n
-        return -1
+        return MORE
 
     def _keep_cut(self, data: bytes, pos: int) -> None:
         self._cut = data[pos:]
@@ -182,7 +193,7 @@ class ChunkScanner:
             return pos + 2 - before  # nearly always: no trailers, and all of it here
         self.trailer_at = pos - before
         end = self._feed_trailers(data, pos)
-        return end - before if end >= 0 else -1
+        return end - before if end >= 0 else PART
 
     def _feed_trailers(self, data: bytes, pos: int) -> int:
         while True:

@@ -6,6 +6,7 @@ attempt's is relay.py's. Every exchange ends in `_finish`, once, whatever happen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -33,9 +34,9 @@ class Exchange:
     """
 
     __slots__ = (
-        *("_bytes_out", "_choices", "_closes", "_encode", "_kept", "_last_failure"),
-        *("attempt", "attempts", "begun", "body", "bytes_in", "downstream", "ended", "endpoint", "head", "left_out"),
-        *("request_id", "started", "status", "tried"),
+        *("_choices", "_closes", "_encode", "_kept", "_last_failure"),
+        *("attempt", "attempts", "begun", "body", "bytes_in", "bytes_out", "downstream", "ended", "endpoint", "head"),
+        *("left_out", "request_id", "started", "status", "tried"),
     )
 
     def __init__(self, downstream: Downstream, head: RequestHead, now: float) -> None:
@@ -53,7 +54,7 @@ class Exchange:
         self.ended = False
         self.status = LEFT_STATUS
         self.bytes_in = 0
-        self._bytes_out = 0
+        self.bytes_out = 0
         self._kept: tuple[ResponseHead, bytes] | None = None
         self._last_failure: FailedAttempt | None = None
         self._choices: list[dict[str, list[str]] | None] | None = None
@@ -194,11 +195,11 @@ class Exchange:
         self.begun = True
         self.status = status = head.status
         endpoint = self.endpoint
-        add_retry_after = endpoint.config.retry_after_s if status == 429 and head.retry_after is None else None
-        self._closes = closes = self._closes or endpoint.draining
-        if closes or add_retry_after is not None or head.framing is Framing.CLOSE or endpoint.request_id_header:
+        if self._changes(head):
+            add_retry_after = endpoint.config.retry_after_s if status == 429 and head.retry_after is None else None
+            self._closes = self._closes or endpoint.draining
             bodyless, http10 = self.head.bodyless_response, self.head.http10
-            side = ClientSide(http10=http10, close=closes, add_retry_after=add_retry_after, bodyless=bodyless)
+            side = ClientSide(http10=http10, close=self._closes, add_retry_after=add_retry_after, bodyless=bodyless)
             lines = client_head(head, side)[:-2] + endpoint.request_id_line(self.request_id) + b"\r\n"
             self._encode = self._encode or (head.framing is Framing.CLOSE and not http10 and not bodyless)
             self._write(lines)
@@ -212,17 +213,41 @@ class Exchange:
             self._write(head.out + body)
         self.downstream.hold_back_if_paused()
 
+    def begin_whole(self, head: ResponseHead, data: bytes, end: int) -> None:
+        """Send a response that is here whole: its head is the first `end` bytes of `data`, its body has a length."""
+        if head.verbatim and not self._changes(head):
+            self.begun = True
+            self.status = head.status
+            self._write(data)
+        else:
+            self.begin(head, data[end:], None)
+
+    def _changes(self, head: ResponseHead) -> bool:
+        """Tell whether the head has to be changed for this client."""
+        endpoint = self.endpoint
+        return (
+            self._closes
+            or endpoint.draining
+            or (head.status == 429 and head.retry_after is None)
+            or head.framing is Framing.CLOSE
+            or endpoint.request_id_header is not None
+        )
+
+    def raw_sink(self) -> Callable[[bytes], None] | None:
+        """Give the function that sends body bytes as they came, which the caller counts; None if they are changed."""
+        return None if self._encode else self.downstream.transport.write
+
     def forward(self, data: bytes) -> None:
         """Send a piece of the response's body."""
         if self._encode:
             if not data:
                 return
             data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._bytes_out += len(data)
+        self.bytes_out += len(data)
         self.downstream.transport.write(data)
 
     def _write(self, data: bytes) -> None:
-        self._bytes_out += len(data)
+        self.bytes_out += len(data)
         self.downstream.transport.write(data)
 
     def response_ended(self) -> None:
@@ -288,7 +313,7 @@ class Exchange:
             "failover": len(attempts) > 1,
             "complete": complete,
             "bytes_in": self.bytes_in,
-            "bytes_out": self._bytes_out,
+            "bytes_out": self.bytes_out,
             "total_s": _micro(now - self.started),
             "upstreams": [_entry(a) for a in attempts],
         }

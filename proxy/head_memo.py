@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from proxy import wire
-from proxy.headers import HOP_BY_HOP, Framing, HeadError, RequestHead, ResponseHead, logged_path
+from proxy.headers import HOP_BY_HOP, LOGGED_PATH_CHARACTERS, Framing, RequestHead, ResponseHead
 from proxy.outcome import IDEMPOTENT_METHODS
 
 MAX_AGE_S = 30.0
@@ -23,7 +23,7 @@ MAX_HEAD_BYTES = 4096  # longer heads are not remembered
 MAX_LINE_BYTES = 512
 
 _LINE = re.compile(rb"([0-9A-Za-z!#$%&'*+\-.^_`|~]+): ([!-~\x80-\xff](?:[ -~\x80-\xff]*[!-~\x80-\xff])?)")
-_REQUEST_LINE = re.compile(rb"([A-Z]+) (/[!-~]*) HTTP/1\.1")
+_REQUEST_LINE = re.compile(rb"([A-Z]+) (/[!\"$->@-~]*)(?:\?[!-~]*)? HTTP/1\.1")
 _STATUS_LINE = re.compile(rb"HTTP/1\.1 ([2-9][0-9][0-9]) ((?:[!-~](?:[ -~]*[!-~])?)?)")
 _HOST = re.compile(rb"[0-9A-Za-z.:\[\]-]+")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
@@ -67,13 +67,11 @@ class HeadMemo(Generic[Head]):
 
     __slots__ = ("_heads", "_lines", "_parse", "_read", "hits", "misses")
 
-    def __init__(
-        self, read: Callable[[bytes, Callable[[bytes], int]], Head | None], parse: Callable[[bytes], Head | None]
-    ) -> None:
-        self._read: Callable[[bytes, Callable[[bytes], int]], Head | None] = read
+    def __init__(self, read: Callable[[bytes, LineKinds], Head | None], parse: Callable[[bytes], Head | None]) -> None:
+        self._read: Callable[[bytes, LineKinds], Head | None] = read
         self._parse: Callable[[bytes], Head | None] = parse
         self._heads: dict[bytes, Head] = {}
-        self._lines: dict[bytes, int] = {}
+        self._lines = LineKinds()
         self.hits = 0
         self.misses = 0
 
@@ -93,7 +91,7 @@ class HeadMemo(Generic[Head]):
         if head is not None:
             self.hits += 1
             return head
-        head = self._read(raw, self._line_kind) or self._parse(raw)
+        head = self._read(raw, self._lines) or self._parse(raw)
         if head is None or not head.counts:
             return head
         self.misses += 1
@@ -103,33 +101,37 @@ class HeadMemo(Generic[Head]):
             self._heads[raw] = head
         return head
 
-    def _line_kind(self, line: bytes) -> int:
-        kind = self._lines.get(line)
-        if kind is None:
-            kind = _kind(line)
-            if len(line) <= MAX_LINE_BYTES:
-                if len(self._lines) >= MAX_LINES:
-                    self._lines.clear()
-                self._lines[line] = kind
+
+class LineKinds(dict[bytes, int]):
+    """What field lines are to the proxy; a line that is not known yet is looked at and remembered, if it is short."""
+
+    __slots__ = ()
+
+    def __missing__(self, line: bytes) -> int:
+        kind = _kind(line)
+        if len(line) <= MAX_LINE_BYTES:
+            if len(self) >= MAX_LINES:
+                self.clear()
+            self[line] = kind
         return kind
 
 
-def read_request(raw: bytes, kind_of: Callable[[bytes], int]) -> RequestHead | None:
+def read_request(raw: bytes, kinds: LineKinds) -> RequestHead | None:
     """Read a plain request head, or None when anything in it is unusual (then wire.py is to be asked)."""
     lines = raw.split(b"\r\n")
     match = _REQUEST_LINE.fullmatch(lines[0])
     if match is None:
         return None
     kept: list[bytes] = [lines[0]]
-    host = coding = -1
+    host = 0  # index in `kept` of the line that Host is cut from
     length: int | None = None
-    close = expects = False
+    chunked = close = expects = False
     for line in lines[1:-2]:
-        kind = kind_of(line)
-        if kind in (PLAIN, RETRY_AFTER):
+        kind = kinds[line]
+        if kind == PLAIN:
             kept.append(line)
         elif kind == HOST:
-            if host >= 0:
+            if host:
                 return None
             host = len(kept)
             kept.append(line[: line.index(b":") + 2])
@@ -139,53 +141,53 @@ def read_request(raw: bytes, kind_of: Callable[[bytes], int]) -> RequestHead | N
             length = int(line[line.index(b":") + 2 :])
             kept.append(line)
         elif kind == CODING:
-            if coding >= 0:
+            if chunked:
                 return None
-            coding = 1
+            chunked = True
         elif kind == CLOSE:
             close = True
         elif kind == EXPECT:
             expects = True
+        elif kind == RETRY_AFTER:
+            kept.append(line)
         elif kind == UNUSUAL:
             return None
-    if host < 0 or (coding >= 0 and length is not None):
+    method, path = match.groups()
+    if not host or (chunked and length is not None) or method == b"CONNECT":
         return None
-    method, target = match[1], match[2]
-    if method == b"CONNECT":
-        return None
-    kept.append(b"")
-    kept.append(b"")
+    kept.append(b"\r\n")
     return RequestHead(
-        method=method,
-        path=logged_path(target),
-        http10=False,
-        keep_alive=not close,
-        expects_continue=expects,
-        length=length,
-        chunked=coding >= 0,
-        before_host=b"\r\n".join(kept[: host + 1]),
-        after_host=b"\r\n" + b"\r\n".join(kept[host + 1 :]),
-        for_proxy=(method == b"GET" or method == b"HEAD") and target.partition(b"?")[0] == b"/health",
-        idempotent=method in IDEMPOTENT_METHODS,
+        method,
+        path[:LOGGED_PATH_CHARACTERS].decode("ascii"),
+        False,  # http10
+        not close,
+        expects,
+        length,
+        chunked,
+        b"\r\n".join(kept[: host + 1]),
+        b"\r\n" + b"\r\n".join(kept[host + 1 :]),
+        path == b"/health" and method in (b"GET", b"HEAD"),
+        method in IDEMPOTENT_METHODS,
     )
 
 
-def read_response(raw: bytes, kind_of: Callable[[bytes], int]) -> ResponseHead | None:
+def read_response(raw: bytes, kinds: LineKinds) -> ResponseHead | None:
     """Read a plain head of a final response, or None when anything in it is unusual."""
     lines = raw.split(b"\r\n")
     match = _STATUS_LINE.fullmatch(lines[0])
     if match is None:
         return None
     status = int(match[1])
-    if status == 204 or status == 304:
+    if status in (204, 304):
         return None
-    kept: list[bytes] = [lines[0]]
     length: int | None = None
     coding_line = b""
     retry_after: bytes | None = None
-    close = False
+    verbatim, close = True, False
     for line in lines[1:-2]:
-        kind = kind_of(line)
+        kind = kinds[line]
+        if kind in (PLAIN, HOST, EXPECT):
+            continue
         if kind == LENGTH:
             if length is not None:
                 return None
@@ -196,30 +198,28 @@ def read_response(raw: bytes, kind_of: Callable[[bytes], int]) -> ResponseHead |
             coding_line = line + b"\r\n"
         elif kind == RETRY_AFTER:
             retry_after = retry_after or line[line.index(b":") + 2 :]
-        elif kind == CLOSE:
-            close = True
-            continue
-        elif kind in (KEEP, DROP):
-            continue
         elif kind == UNUSUAL:
             return None
-        kept.append(line)
+        else:  # a hop-by-hop field
+            verbatim = False
+            close = close or kind == CLOSE
     if coding_line and length is not None:
         return None
-    verbatim = len(kept) == len(lines) - 2
-    if not verbatim:
-        kept.append(b"")
-        kept.append(b"")
     return ResponseHead(
-        status=status,
-        framing=Framing.CHUNKED if coding_line else Framing.CLOSE if length is None else Framing.LENGTH,
-        length=length or 0,
-        keep_alive=not close,
-        out=raw if verbatim else b"\r\n".join(kept),
-        verbatim=verbatim,
-        coding_line=coding_line,
-        retry_after=retry_after,
+        status,
+        Framing.CHUNKED if coding_line else Framing.CLOSE if length is None else Framing.LENGTH,
+        length or 0,
+        not close,
+        raw if verbatim else _without_hop_by_hop(lines, kinds),
+        verbatim,
+        coding_line,
+        retry_after,
     )
+
+
+def _without_hop_by_hop(lines: list[bytes], kinds: LineKinds) -> bytes:
+    kept = [line for line in lines[1:-2] if kinds[line] not in (CLOSE, KEEP, DROP)]
+    return b"\r\n".join([lines[0], *kept, b"", b""])
 
 
 def request_memo() -> HeadMemo[RequestHead]:
@@ -230,6 +230,3 @@ def request_memo() -> HeadMemo[RequestHead]:
 def response_memo() -> HeadMemo[ResponseHead]:
     """Make the memo for upstreams' heads."""
     return HeadMemo(read_response, wire.parse_response)
-
-
-__all__ = ["HeadError", "HeadMemo", "read_request", "read_response", "request_memo", "response_memo"]

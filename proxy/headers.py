@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import ClassVar
+from typing import NamedTuple
 
 from proxy.outcome import IDEMPOTENT_METHODS
 
@@ -49,8 +48,7 @@ class HeadError(Exception):
         self.path = path
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(NamedTuple):
     """A client's request head.
 
     `before_host + authority + after_host` is what goes to a backend; with `chunked` the Content-Length of the body that
@@ -86,8 +84,7 @@ class RequestHead:
         return self.before_host + authority + self.after_host
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(NamedTuple):
     """An upstream's final response head.
 
     `out` is what an HTTP/1.1 client gets when nothing is to be added; `verbatim` says that it is what the upstream
@@ -102,7 +99,11 @@ class ResponseHead:
     verbatim: bool
     coding_line: bytes  # the Transfer-Encoding line in `out` with its line end, or empty
     retry_after: bytes | None
-    counts: ClassVar[bool] = True
+
+    @property
+    def counts(self) -> bool:
+        """True: every response of an upstream is client traffic."""
+        return True
 
 
 def split_tokens(values: list[bytes]) -> list[bytes]:
@@ -309,6 +310,8 @@ def retry_after_s(value: bytes, wall_now: float) -> float | None:
         return float(text)
     if re.fullmatch(r"\d{13,}", text):
         return float("inf")
+    from email.utils import parsedate_to_datetime  # half a MiB, and a date is rare
+
     try:
         return max(parsedate_to_datetime(text).timestamp() - wall_now, 0.0)
     except (ValueError, TypeError, OverflowError):

@@ -11,6 +11,7 @@ time from the sweeper's `check`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from proxy import wire
 from proxy.body import RequestBody, SpoolError
 from proxy.connector import LOCAL_ERRNOS, UpstreamConnection
-from proxy.framing import ChunkScanner, CloseScanner, FramingError, LengthScanner, Scanner
+from proxy.framing import MORE, ChunkScanner, CloseScanner, FramingError, LengthScanner, Scanner
 from proxy.headers import Framing, HeadError, ResponseHead, retry_after_s
 from proxy.outcome import (
     CANCELLED,
@@ -56,7 +57,7 @@ class Attempt:
 
     __slots__ = (
         *("_dialling", "_first", "_held", "_kept_bytes", "_pending", "_pieces", "_progress_at", "_reads_before"),
-        *("_reads_seen", "_scanner", "_sending", "_sent_bytes"),
+        *("_reads_seen", "_scanner", "_sending", "_sent_bytes", "_sink"),
         *(
             "backend",
             "connect_s",
@@ -94,6 +95,7 @@ class Attempt:
         self._first: bytes | None = None  # the read that brought the head and body bytes behind it, whole
         self._scanner: Scanner | None = None
         self._pieces: list[bytes] | None = None  # content of chunks, where it has to be taken out of its framing
+        self._sink: Callable[[bytes], None] | None = None  # takes body bytes as they came, once nothing else is to do
         self._sending = False  # the request is not wholly handed over yet
         self._sent_bytes = 0
         self._kept_bytes = 0
@@ -180,7 +182,9 @@ class Attempt:
 
     def upstream_data(self, data: bytes) -> None:
         """See connector.Lessee."""
-        if self.phase is Phase.STREAMING:
+        if self._sink is not None:
+            self._pass_on(data)
+        elif self.phase is Phase.STREAMING:
             self._stream(data)
         elif self.phase is Phase.WAITING:
             self._read_head(data)
@@ -228,6 +232,9 @@ class Attempt:
             delay = None if head.retry_after is None else retry_after_s(head.retry_after, endpoint.wall_clock())
             endpoint.fleet.penalize(self.backend, delay, now)
         keep = status in RETRYABLE_STATUSES and exchange.may_try_another(now)
+        if not keep and 0 < head.length == len(data) - end and not exchange.head.bodyless_response:
+            self._pass_whole(head, data, end)
+            return
         self.phase = Phase.KEEPING if keep else Phase.HELD
         self._scanner = self._make_scanner(head, keep)
         if endpoint.config.flush_head and not keep:
@@ -239,6 +246,20 @@ class Attempt:
             if head.verbatim:
                 self._first = data
             self.upstream_data(data[end:])
+
+    def _pass_whole(self, head: ResponseHead, data: bytes, end: int) -> None:
+        """Pass on a response that came in one read, as most unary ones do."""
+        self._judge()
+        exchange = self.exchange
+        exchange.begin_whole(head, data, end)
+        self._settle(reusable=head.keep_alive and not self._unsent())
+        exchange.response_ended()
+
+    def _unsent(self) -> bool:
+        """Tell whether part of the request is not sent yet, so that its connection cannot be used again."""
+        connection = self.connection
+        assert connection is not None
+        return self._sending or connection.paused or connection.transport.get_write_buffer_size() > 0
 
     def _make_scanner(self, head: ResponseHead, keep: bool) -> Scanner | None:
         """Make the scanner for the body; None when there is none."""
@@ -315,6 +336,25 @@ class Attempt:
         self.exchange.begin(self.head, b"".join(self._held), whole)
         self._held.clear()
         self._first = None
+        if self.judged and self._pieces is None:
+            self._sink = self.exchange.raw_sink()
+
+    def _pass_on(self, data: bytes) -> None:
+        """Pass on a piece of body as it came: all that happens to nearly every event of a stream."""
+        scanner, sink = self._scanner, self._sink
+        assert scanner is not None and sink is not None
+        try:
+            end = scanner.feed(data)
+        except FramingError:
+            self._fail(FailedAttempt(Failure.PROTOCOL_ERROR))
+            return
+        if end == MORE:
+            self.exchange.bytes_out += len(data)
+            sink(data)
+        else:
+            self.exchange.forward(self._forwardable(data, end))
+            if end >= 0:
+                self._complete(extra=end < len(data))
 
     def _stream(self, data: bytes) -> None:
         end = self._scan(data)
@@ -329,13 +369,12 @@ class Attempt:
 
     def _complete(self, extra: bool) -> None:
         """The response has ended as its framing says; `extra`: bytes followed that nobody asked for."""
-        head, connection, exchange = self.head, self.connection, self.exchange
-        assert head is not None and connection is not None
+        head, exchange = self.head, self.exchange
+        assert head is not None
         self._judge()
         if self.phase is Phase.HELD:
             self._commit(self._first)
-        unsent = self._sending or connection.paused or connection.transport.get_write_buffer_size() > 0
-        reusable = head.keep_alive and head.framing is not Framing.CLOSE and not extra and not unsent
+        reusable = head.keep_alive and head.framing is not Framing.CLOSE and not extra and not self._unsent()
         kept = self.phase is Phase.KEEPING
         held = b"".join(self._held)
         self._settle(reusable)
@@ -437,7 +476,7 @@ class Attempt:
             endpoint.fleet.record_verdict(self.backend, Verdict.NEUTRAL, self.probe, now)
         connection, self.connection = self.connection, None
         endpoint.fleet.release(self.backend)
-        self._scanner = None
+        self._scanner = self._sink = None
         self._held = []
         if connection is not None:
             connection.lessee = None

@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import resource
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -41,7 +40,8 @@ def _nonzero(counts: dict[str, int]) -> dict[str, int]:
 def peak_rss_bytes() -> int:
     """Read VmHWM: unlike ru_maxrss it does not count the memory of the parent before the exec."""
     with contextlib.suppress(OSError):
-        match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            match = re.search(r"VmHWM:\s+(\d+) kB", status.read())
         if match is not None:
             return int(match[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
