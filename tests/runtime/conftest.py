@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.jobs import SlurmRun, StartSlurm
 from tests.runtime.lifecycle import LocalRun, Scenario, StartLocal
 from tests.runtime.minislurm import INSTALL, MiniSlurm, missing_programs
 
@@ -60,3 +61,13 @@ def start_local(tmp_path: Path) -> Iterator[StartLocal]:
     yield start
     for run in runs:
         run.close()
+
+
+@pytest.fixture
+def start_slurm(slurm: MiniSlurm, tmp_path: Path) -> StartSlurm:
+    """Submit scenarios to the shared cluster."""
+
+    def start(scenario: Scenario) -> SlurmRun:
+        return SlurmRun(slurm, scenario.write(tmp_path))
+
+    return start
