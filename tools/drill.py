@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.drilling.checks import State
-from tools.drilling.report import render
+from tools.drilling.report import counts, render
 from tools.drilling.runner import Endpoint, Report, run_drill, run_on
 from tools.drilling.spec import BadDrill, Drill, read_drill
 from tools.launch import StartError
@@ -63,8 +63,8 @@ def tell(report: Report) -> None:
     for verdict in report.verdicts:
         if verdict.state is not State.HELD:
             say(f"  {verdict.state.value.upper():8} {verdict.promise}: {verdict.said}")
-    counts = ", ".join(f"{figures['completed']} of {figures['requests']} ended well" for figures in report.figures)
-    say(f"{'passed ' if report.passed else 'FAILED '}  {report.drill.name}: {counts}")
+    words = "; ".join(map(counts, report.figures))
+    say(f"{'passed ' if report.passed else 'FAILED '}  {report.drill.name}: {words}")
 
 
 def run(drill: Drill, options: argparse.Namespace, directory: Path) -> Report:

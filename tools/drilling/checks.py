@@ -16,8 +16,8 @@ from tools.drilling.evidence import ClientFacts, Evidence, ProxyFacts, ReplicaFa
 from tools.drilling.spec import Holds
 
 GONE = ("left", "timeout", "unfinished")  # the client ended these, so the other side may count them differently
-UNREACHED = ("connect_error", "connect_timeout", "stale_connection")  # the replica never read these
-UNCERTAIN = ("closed", "protocol_error")  # the replica may have read these
+UNREACHED = ("connect_error", "connect_timeout")  # the replica never read these
+UNCERTAIN = ("closed", "protocol_error", "stale_connection")  # the replica may have read these before it broke off
 
 
 class State(enum.Enum):
@@ -121,7 +121,10 @@ def no_attempt_beyond(holds: Holds, evidence: Evidence) -> Finding:
     tried = evidence.client.tried + evidence.client.resent
     if received > holds.max_attempts * tried:
         faults.append(f"replicas received {received} requests for {tried} of the clients")
-    return faults, f"at most {most} attempts for a request; {received} reached replicas for {tried} client tries"
+    return (
+        faults,
+        f"most attempts for one request: {most}; {received} requests reached replicas for {tried} of the clients",
+    )
 
 
 def statuses_allowed(holds: Holds, evidence: Evidence) -> Finding:

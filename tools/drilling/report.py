@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from typing import Any
 
 from tools.drilling.checks import State
 from tools.drilling.runner import Report
@@ -37,6 +38,14 @@ def render(reports: Sequence[Report], when: str) -> str:
     return page.document(title, f"Overload and failure drills of dd-proxy  ·  {when}", body)
 
 
+def counts(figures: dict[str, Any]) -> str:
+    """Say in words how the requests of one load ended."""
+    words = f"{figures['completed']:,} ended well"
+    if figures["left"]:
+        words += f", {figures['left']:,} left on purpose"
+    return f"{words}, {figures['failed']:,} lost"
+
+
 def _state(one: Report) -> str:
     if one.skipped:
         return '<span class="skip">skipped</span>'
@@ -49,8 +58,7 @@ def _summary(reports: Sequence[Report]) -> str:
         faults = [verdict for verdict in one.verdicts if verdict.state is State.BROKEN]
         said = one.skipped or "; ".join(f"{fault.promise}: {fault.said}" for fault in faults)
         if not said:
-            counts = [f"{figures['completed']:,} of {figures['requests']:,} ended well" for figures in one.figures]
-            said = "; ".join(counts)
+            said = "; ".join(map(counts, one.figures))
         link = f'<a href="#{html.escape(one.drill.name)}">{html.escape(one.drill.title)}</a>'
         rows.append([link, _state(one), html.escape(said)])
     return page.section("Summary", page.stacked_table(("Drill", "Result", "What was found"), rows))

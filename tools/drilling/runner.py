@@ -66,15 +66,15 @@ class Timeline:
         self.stage = stage
         self.happened: list[tuple[float, str]] = []
 
-    async def play(self) -> None:
-        """Return when the last event is over and the time of the drill is up."""
+    async def play(self, runs: Sequence[asyncio.Task[Book]]) -> None:
+        """Return when the last event is over and either the time of the drill is up or every load has ended."""
         start = time.monotonic()
         for event in self.events:
             await asyncio.sleep(max(event.at * self.seconds - (time.monotonic() - start), 0.0))
             self.happened.append((time.monotonic() - start, event.words))
             if self.stage is not None:
                 await asyncio.to_thread(self.stage.act, event)
-        await asyncio.sleep(max(self.seconds - (time.monotonic() - start), 0.0))
+        await asyncio.wait(runs, timeout=max(self.seconds - (time.monotonic() - start), 0.0))
 
 
 def run_drill(drill: Drill, seconds: float, directory: Path, say: Say, command: Sequence[str] = ()) -> Report:
@@ -83,6 +83,8 @@ def run_drill(drill: Drill, seconds: float, directory: Path, say: Say, command: 
     Raises StartError, OSError or TimeoutError when it could not be carried out.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    for log in directory.glob("*.log"):
+        log.unlink()  # logs are appended to, and those of an earlier drill would be counted again
     with Stage(drill, directory, command) as stage:
         say(f"{drill.name}: {drill.replicas.count} replicas and dd-proxy are ready")
         proxy = stage.proxy
@@ -126,7 +128,7 @@ async def _load(
         watching = asyncio.create_task(watcher.run())
     runs = [asyncio.create_task(engine.run()) for engine in engines]
     try:
-        await timeline.play()
+        await timeline.play(runs)
         for engine in engines:
             engine.stop()
         books = list(await asyncio.gather(*runs))

@@ -6,6 +6,7 @@ chart is drawn twice, for a desk and for a phone, since text in a scaled SVG bec
 
 from __future__ import annotations
 
+import bisect
 import html
 import math
 from collections.abc import Callable, Sequence
@@ -164,6 +165,24 @@ def _path(points: Sequence[tuple[float, float]], step: bool) -> str:
     return "".join(pieces)
 
 
+def sparse(points: Sequence[tuple[float, float]], at_most: int = 300) -> list[tuple[float, float]]:
+    """Leave out repeated values, then keep the lowest and the highest of each stretch, so that no peak is lost."""
+    kept = [
+        point
+        for index, point in enumerate(points)
+        if index in (0, len(points) - 1) or point[1] != points[index - 1][1] or point[1] != points[index + 1][1]
+    ]
+    if len(kept) <= at_most:
+        return kept
+    size = math.ceil(2 * len(kept) / at_most)
+    chosen: list[tuple[float, float]] = []
+    for start in range(0, len(kept), size):
+        stretch = kept[start : start + size]
+        ends = {min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])}
+        chosen += sorted(ends)
+    return chosen
+
+
 def lines(label: str, series: Sequence[Series], span: float, unit: str = "", marks: Sequence[float] = ()) -> str:
     """Draw lines over time from zero; `marks` are moments to point at on the base line."""
     high = max((y for one in series for _, y in one.points), default=0.0) or 1.0
@@ -194,16 +213,16 @@ def _thinned(marks: Sequence[float], apart: float) -> list[float]:
 
 
 def _hover_columns(plot: Plot, x: Scale, series: Sequence[Series], unit: str) -> None:
-    longest = max(series, key=lambda one: len(one.points), default=None)
-    if longest is None:
-        return
-    stride = max(1, len(longest.points) // 120)
-    shown = list(range(0, len(longest.points), stride))
-    for index in shown:
-        at = longest.points[index][0]
-        after = longest.points[min(index + stride, len(longest.points) - 1)][0]
-        words = [f"{one.name}: {short(one.points[index][1])}{unit}" for one in series if index < len(one.points)]
+    """Tell the values of all lines at up to 120 moments."""
+    moments = sorted({at for one in series for at, _ in one.points})
+    moments = moments[:: max(1, math.ceil(len(moments) / 120))]
+    for at, after in zip(moments, [*moments[1:], x.high], strict=True):
+        words = [f"{one.name}: {short(_value_at(one.points, at))}{unit}" for one in series if one.points]
         plot.hover(x(at), x(after), f"{clock(at)}\n" + "\n".join(words))
+
+
+def _value_at(points: Sequence[tuple[float, float]], at: float) -> float:
+    return points[max(bisect.bisect_right(points, at, key=lambda point: point[0]) - 1, 0)][1]
 
 
 def columns(label: str, layers: Sequence[Series], width_s: float, span: float, unit: str = "") -> str:

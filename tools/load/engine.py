@@ -24,6 +24,7 @@ from tools.load.policy import AimdAdmission, RetryPolicy, Ticket, retry_after
 from tools.load.wire import Answer, Outcome, ResponseReader
 
 SAMPLE_INTERVAL = 0.1
+LONG_PAUSE = 0.01
 
 
 @dataclass(frozen=True)
@@ -209,15 +210,28 @@ class Engine:
         for due, job in due_jobs:
             if self.plan.requests and self.started >= self.plan.requests:
                 return
-            ahead = due - self.now()
-            if ahead > 0:
-                await asyncio.sleep(ahead)
+            if due > self.now():
+                await self._until(due)
             elif self.started % 32 == 0:
                 await asyncio.sleep(0)
             if self._slots is not None:
                 await self._slots.acquire()
             self.started += 1
             self._spawn(self._perform(job, due))
+
+    async def _until(self, due: float) -> None:
+        """Return when a request is due, never before, since timers of event loops go by whole milliseconds.
+
+        After a long pause the last stretch is spent looking at the clock, which costs little then and makes the send
+        exact.
+        """
+        ahead = due - self.now()
+        if ahead < LONG_PAUSE:
+            await asyncio.sleep(ahead + 0.0005)
+            return
+        await asyncio.sleep(ahead - 0.0015)
+        while self.now() < due:  # noqa: ASYNC110 - a clock tells nobody when it gets there
+            await asyncio.sleep(0)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 STYLE = Path(__file__).with_name("page.css")
+_SELF_EVIDENT = ("Result", "Verdict")
 _COLOURS = [f"s{number}" for number in range(1, 9)]
 _STATES = {
     "healthy": "good", "unknown": "off", "absent": "off", "unhealthy": "bad", "open": "serious", "half_open": "warn",
@@ -66,15 +67,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def stacked_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of finished text cells whose rows become cards on a phone."""
+    """Return a table of finished text cells whose rows become cards on a phone; verdicts need no name there."""
     top = "".join(f'<th scope="col" class="left">{cell}</th>' for cell in head)
     body = ""
     for row in rows:
-        cells = (
-            f'<td class="left"{f" data-name={chr(34)}{name}{chr(34)}" if index else ""}>{cell}</td>'
-            for index, (name, cell) in enumerate(zip(head, row, strict=True))
-        )
-        body += f"<tr>{''.join(cells)}</tr>"
+        cells = ""
+        for index, (name, cell) in enumerate(zip(head, row, strict=True)):
+            named = f' data-name="{name}"' if index and name not in _SELF_EVIDENT else ""
+            cells += f'<td class="left"{named}>{cell}</td>'
+        body += f"<tr>{cells}</tr>"
     return f'<table class="stack"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
 
 

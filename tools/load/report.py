@@ -150,8 +150,8 @@ def _aimd(figures: dict[str, Any]) -> str:
     samples = aimd["samples"]
     span = figures["series"]["span"]
     series = [
-        Series("limit", "s1", [(at, limit) for at, limit, *_ in samples], step=True),
-        Series("in flight", "s2", [(at, flying) for at, _, flying, *_ in samples], step=True),
+        Series("in flight", "s2", charts.sparse([(at, flying) for at, _, flying, *_ in samples]), step=True),
+        Series("limit", "s1", charts.sparse([(at, limit) for at, limit, *_ in samples]), step=True),
     ]
     words = (
         f"The client's limit on requests in flight went from {aimd['first']} down to {aimd['lowest']} and ended at "
