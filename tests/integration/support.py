@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -85,6 +86,19 @@ def wait_healthy(proxy: DdProxy, replica: Fake, healthy: bool) -> None:
     wait_until(
         lambda: proxy.backends()[label(replica)]["healthy"] is healthy, what=f"healthy={healthy} for {label(replica)}"
     )
+
+
+def free_ports(number: int) -> int:
+    """Return the first of a run of ports that are free now."""
+    for first in range(21000, 30000, number):
+        try:
+            for port in range(first, first + number):
+                with socket.socket() as sock:
+                    sock.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no free ports")
 
 
 def request_events(proxy: DdProxy, number: int) -> list[dict[str, Any]]:

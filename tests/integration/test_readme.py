@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.support import free_ports
 from tools.launch import DD_PROXY, FAKE_BACKEND, ROOT
 from tools.readme import outdated
 
@@ -42,19 +43,6 @@ def test_links_lead_somewhere(page: str) -> None:
     for path in (ROOT / "README.md", ROOT / page):
         for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
             assert (path.parent / link).exists(), f"{path.name} links to {link}"
-
-
-def free_ports(number: int) -> int:
-    """Return the first of a run of ports that are free now."""
-    for first in range(21000, 30000, number):
-        try:
-            for port in range(first, first + number):
-                with socket.socket() as sock:
-                    sock.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no free ports")
 
 
 @pytest.mark.slow

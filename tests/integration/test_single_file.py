@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -15,10 +16,33 @@ from pathlib import Path
 import pytest
 
 import proxy
-from tests.integration.support import contacts, one_by_one, statuses
-from tools.launch import ROOT, DdProxy, Fake, ask
+from tests.integration.support import contacts, free_ports, one_by_one, statuses
+from tools.launch import FAKE_BACKEND, ROOT, DdProxy, Fake, ask
+from tools.pyz import PREAMBLE
 
 BARE_PYTHON = str(Path(sys.base_prefix) / "bin" / "python{}.{}".format(*sys.version_info[:2]))
+
+
+PLAN = """
+[job]
+name = "single-file"
+nodes = 1
+cpus_per_node = 8
+time = "00:10:00"
+
+[[deployment]]
+name = "model"
+replicas = 3
+command = {fake}
+base_port = {port}
+startup_timeout = "1m"
+stop_timeout = "10s"
+
+[client]
+command = ["sh", "-c", "curl -sSf {{endpoint.model}}/v1/models > {{attempt_dir}}/out.json"]
+[[client.output]]
+path = "out.json"
+"""
 
 
 def bare_env(shiv_root: Path) -> dict[str, str]:
@@ -57,14 +81,28 @@ async def test_one_file_answers_requests(pyz: Path, tmp_path: Path, replicas: li
 
 
 @pytest.mark.slow
-def test_one_file_says_in_one_line_that_a_python_is_too_old(pyz: Path, tmp_path: Path) -> None:
-    old = next(filter(None, map(shutil.which, ("python3.10", "python3.9", "python3.8"))), None)
-    if old is None or subprocess.run([old, "-V"], capture_output=True).returncode:
-        pytest.skip("no Python older than 3.11 is installed")
-    done = subprocess.run([old, str(pyz), "--version"], env=bare_env(tmp_path), capture_output=True, text=True)
-    assert done.returncode != 0
+def test_one_file_runs_a_whole_plan_and_every_step_of_it(pyz: Path, tmp_path: Path) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    fake = [*FAKE_BACKEND, "--host", "{host}", "--port", "{port}"]
+    (tmp_path / "plan.toml").write_text(PLAN.format(fake=json.dumps(fake), port=free_ports(3)))
+    argv = [BARE_PYTHON, "-I", str(pyz), "run", "plan.toml", "--local"]
+    env = bare_env(tmp_path / "unpacked")
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    attempt = Path(json.loads(done.stdout.splitlines()[0])["attempt_dir"])
+    assert json.loads((attempt / "attempt.json").read_text())["classification"] == "succeeded"
+    assert json.loads((attempt / "out.json").read_text())["object"] == "list"
+
+
+def test_one_file_says_in_one_line_that_it_does_not_fit_the_machine() -> None:
+    fits = PREAMBLE.format(fits=[(sys.platform, platform.machine(), "{}.{}".format(*sys.version_info[:2]))])
+    other = PREAMBLE.format(fits=[(sys.platform, "pdp11", "3.11"), (sys.platform, "pdp11", "3.12")])
+    assert subprocess.run([sys.executable, "-c", fits]).returncode == 0
+    done = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True)
+    assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert "built for" in done.stderr
+    assert f"built for 3.11, 3.12 on {sys.platform} pdp11" in done.stderr
 
 
 @pytest.mark.slow
