@@ -1,4 +1,4 @@
-"""Writes the generated parts of the documentation: the options of `serve`, the example script, the kinds of faults.
+"""Writes the generated parts of the documentation: options of `serve`, index of pages, example script, kinds of faults.
 
 Owns the marks between which they stand. `--check` only tells whether they are up to date; a test does that.
 
@@ -25,10 +25,18 @@ def parts() -> dict[Path, dict[str, str]]:
     script = (ROOT / "examples" / "single-file.sbatch").read_text()
     rows = [f"| `{kind}` | {text} |" for kind, text in KINDS.items()]
     faults = "\n".join(["| kind | what it does |", "| --- | --- |", *rows])
+    docs = ROOT / "docs"
+    pages = sorted(path for path in docs.glob("*.md") if path.name != "README.md")
     return {
         ROOT / "README.md": {"options": markdown(), "single-file.sbatch": f"```bash\n{script}```"},
-        ROOT / "docs" / "fake-replicas.md": {"faults": faults},
+        docs / "README.md": {"pages": "\n".join(f"- [{title(path)}]({path.name})" for path in pages)},
+        docs / "fake-replicas.md": {"faults": faults},
     }
+
+
+def title(page: Path) -> str:
+    """Return the heading of a page."""
+    return page.read_text().partition("\n")[0].lstrip("# ")
 
 
 def filled(text: str, name: str, part: str) -> str:
