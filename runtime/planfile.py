@@ -46,7 +46,7 @@ def _key(name: str, kind: Kind, default: Any = _REQUIRED, field: str = "") -> tu
 
 _TABLES = ("job", "deployment", "client", "runtime")
 
-_JOB = dict((
+JOB_KEYS = dict((
     _key("name", Name()),
     _key("nodes", Whole(1, 10_000), 1),
     _key("gpus_per_node", Whole(0), 0),
@@ -61,7 +61,7 @@ _JOB = dict((
     _key("state_dir", FilePath(), "runs"),
 ))  # fmt: skip
 
-_DEPLOYMENT = dict((
+DEPLOYMENT_KEYS = dict((
     _key("name", Name()),
     _key("replicas", Whole(1, 10_000), 1),
     _key("gpus_per_replica", Whole(0), 0),
@@ -76,16 +76,16 @@ _DEPLOYMENT = dict((
     _key("env", Env(), {}),
 ))  # fmt: skip
 
-_CLIENT = dict((
+CLIENT_KEYS = dict((
     _key("command", Command()),
     _key("cpus", Whole(1), 1),
     _key("mem", Memory(), None, "mem_bytes"),
     _key("env", Env(), {}),
 ))  # fmt: skip
 
-_OUTPUT = dict((_key("path", OutputPath()), _key("records", Whole(0), None)))
+OUTPUT_KEYS = dict((_key("path", OutputPath()), _key("records", Whole(0), None)))
 
-_RUNTIME = dict((
+RUNTIME_KEYS = dict((
     _key("drain_timeout", Duration(zero=True), 10.0, "drain_timeout_s"),
     _key("monitor_interval", Duration(), 1.0, "monitor_interval_s"),
     _key("monitor_failures", Whole(1), 3),
@@ -106,11 +106,6 @@ class PlanErrors(Exception):
     def __init__(self, errors: list[ConfigError]) -> None:
         super().__init__("\n".join(str(error) for error in errors))
         self.errors = tuple(errors)
-
-
-def is_plan(values: Mapping[str, object]) -> bool:
-    """Tell a plan from a `serve` configuration by its tables."""
-    return any(table in values for table in _TABLES)
 
 
 def load_plan(path: Path) -> Plan:
@@ -161,10 +156,10 @@ class _Reader:
             if key not in _TABLES:
                 self._error(key, _unknown(key, _TABLES))
         return Drafts(
-            job=Draft("job", self._fields("job", self._table(values, "job"), _JOB)),
+            job=Draft("job", self._fields("job", self._table(values, "job"), JOB_KEYS)),
             deployments=self._deployments(values),
             client=self._client(values),
-            runtime=Draft("runtime", self._fields("runtime", self._table(values, "runtime", {}), _RUNTIME)),
+            runtime=Draft("runtime", self._fields("runtime", self._table(values, "runtime", {}), RUNTIME_KEYS)),
         )
 
     def _deployments(self, values: Mapping[str, object]) -> list[Draft]:
@@ -176,7 +171,7 @@ class _Reader:
     def _deployment(self, number: int, table: Mapping[str, object] | None) -> Draft:
         name = table.get("name") if table is not None else None
         label = f"deployment[{name if isinstance(name, str) and name.isprintable() and name else number}]"
-        fields = self._fields(label, table, _DEPLOYMENT, nested=("endpoint",))
+        fields = self._fields(label, table, DEPLOYMENT_KEYS, nested=("endpoint",))
         if table is not None:
             endpoint = self._endpoint(f"{label}.endpoint", self._table(table, "endpoint", {}, label))
             if endpoint is not None:
@@ -202,12 +197,12 @@ class _Reader:
 
     def _client(self, values: Mapping[str, object]) -> Draft:
         table = self._table(values, "client")
-        fields = self._fields("client", table, _CLIENT, nested=("output",))
+        fields = self._fields("client", table, CLIENT_KEYS, nested=("output",))
         if table is not None:
             outputs = []
             for number, item in enumerate(self._tables(table, "output", "client.output")):
-                output = self._fields(f"client.output[{number}]", item, _OUTPUT)
-                if len(output) == len(_OUTPUT):
+                output = self._fields(f"client.output[{number}]", item, OUTPUT_KEYS)
+                if len(output) == len(OUTPUT_KEYS):
                     outputs.append(Output(**output))
             fields["outputs"] = tuple(outputs)
         return Draft("client", fields)

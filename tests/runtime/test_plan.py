@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.plan import FromEnv, OptionValue, Output, detach_env, plan_from_json, plan_to_json, serve_arguments
-from runtime.planfile import PlanErrors, is_plan, load_plan
+from runtime.planfile import PlanErrors, load_plan
 from tests.runtime.plans import FULL, SMALL, changed, errors_of, parse
 
 _COMMAND = '["vllm", "serve", "meta-llama/X", "--host", "{host}", "--port", "{port}"]'
@@ -225,9 +225,3 @@ def test_serve_options_become_arguments() -> None:
         *("--listen-port", "0", "--flush-head"),
         *("--allowed-host", "a", "--allowed-host", "b", "--max-head", "1KiB"),
     ]
-
-
-def test_a_serve_configuration_is_no_plan() -> None:
-    assert not is_plan({"listen_port": 0, "backend": []})
-    assert is_plan({"job": {}})
-    assert is_plan({"deployment": []})
