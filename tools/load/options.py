@@ -102,7 +102,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
     """Show defaults where there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False, (), [], ""):
+        if action.default in (None, False, (), [], {}, ""):
             return action.help
         return super()._get_help_string(action)
 
