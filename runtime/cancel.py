@@ -18,7 +18,7 @@ from pathlib import Path
 from runtime import slurm
 from runtime.budget import drain_budget
 from runtime.layout import AttemptDir, find_attempts
-from runtime.look import AttemptView, local_controller_lives, look_at
+from runtime.look import NOT_ENDED, AttemptView, local_controller_lives, look_at
 from runtime.planfile import read_resolved
 from runtime.slurm import Failure, SlurmError
 from runtime.state import (
@@ -37,9 +37,6 @@ _ASK_SLURM_S = 1.0
 _SETTLE_S = 3.0  # for the last write of a controller that just ended to be seen here, on a shared file system
 _NEXT_ATTEMPT_S = 10.0  # for the controller of a requeued job to open its attempt
 _MARGIN_S = 30.0  # beyond the drain budget: Slurm's own delays, a slow file system
-_NOT_ENDED = frozenset(
-    {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING", "RUNNING"}
-) | {*("COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "RESV_DEL_HOLD", "REVOKED")}
 
 
 class CancelError(Exception):
@@ -70,38 +67,26 @@ def cancel(directory: Path) -> str:
 
 
 def _latest(directory: Path) -> AttemptView:
-    """Look at the last attempt; while a requeued job starts the next one, wait for that."""
+    """Look at the last attempt; while a requeued job opens the next one, wait for that."""
     deadline = time.monotonic() + _NEXT_ATTEMPT_S
     while True:
-        attempt = find_attempts(directory)[-1]
-        if read_attempt(attempt.path) is not None or attempt.number == 1:
-            view = look_at(attempt)
-            if not _is_being_followed(view) or time.monotonic() > deadline:
-                return view
+        first, *later = find_attempts(directory)
+        opened = [attempt for attempt in later if attempt.attempt_json.exists()]
+        view = look_at([first, *opened][-1])
+        if not _is_being_followed(view) or time.monotonic() > deadline:
+            return view
         time.sleep(_LOOK_S)
 
 
 def _is_being_followed(view: AttemptView) -> bool:
-    reference = view.attempt.job
-    try:
-        job = slurm.show_job(reference.id) if reference is not None else None
-    except SlurmError:  # an attempt that has ended needs no Slurm; for any other the question comes up again
-        return False
-    if job is None or reference is None:
-        return False
-    return job.state == "RUNNING" and job.restarts > reference.restart_count
+    return view.later_start is not None and view.later_start.state == "RUNNING"
 
 
 def _cancel_ended(view: AttemptView) -> str:
     """Report an attempt that had ended; its job may wait for, or already be starting, another one."""
     text = f"{_name(view)} had ended already: {_outcome(view.attempt)}"
-    if view.attempt.job is None:
-        return text
-    try:
-        job = slurm.show_job(view.attempt.job.id)
-    except SlurmError:  # it had ended, whatever Slurm would say
-        return text
-    if job is None or job.state not in _NOT_ENDED or job.restarts == view.attempt.job.restart_count:
+    job = view.later_start
+    if job is None or job.state not in NOT_ENDED:
         return text
     slurm.cancel_job(job.job_id)
     _wait_for_job(job.job_id, _budget_s(view.directory))
@@ -122,8 +107,9 @@ def _cancel_local(view: AttemptView) -> str:
 
 
 def _cancel_job(view: AttemptView, job_id: str) -> str:
-    job = view.job
-    if job is None or job.state not in _NOT_ENDED:
+    # A start that never had a controller, because a prolog failed, say, leaves its attempt to the next start.
+    job = view.job or (view.later_start if view.attempt.controller is None else None)
+    if job is None or job.state not in NOT_ENDED:
         if job is not None and job.state == "CANCELLED" and view.attempt.controller is None:
             return _close_unstarted(view)
         return _close_orphan(view)
@@ -158,7 +144,7 @@ def _close_orphan(view: AttemptView) -> str:
     why = "its controller is gone"
     if record.job is not None:
         job = slurm.show_job(record.job.id)
-        if job is not None and job.state in _NOT_ENDED:
+        if job is not None and job.state in NOT_ENDED:
             slurm.cancel_job(record.job.id)
             _wait_for_job(record.job.id, _budget_s(view.directory))
             why += f"; job {record.job.id} was cancelled"
@@ -205,14 +191,14 @@ def _job_is_over(view: AttemptView) -> bool:
         return False
     if job is None or reference is None:
         return True
-    return job.state not in _NOT_ENDED or job.restarts != reference.restart_count
+    return job.state not in NOT_ENDED or job.restarts != reference.restart_count
 
 
 def _wait_for_job(job_id: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         job = slurm.show_job(job_id)
-        if job is None or job.state not in _NOT_ENDED:
+        if job is None or job.state not in NOT_ENDED:
             return
         time.sleep(_ASK_SLURM_S)
     raise CancelError(f"job {job_id} was cancelled and has not ended within {timeout_s:.0f} s")

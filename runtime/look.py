@@ -26,6 +26,10 @@ from runtime.state import (
 
 # While a job is in one of these its batch process, the controller, may live. Everything else is before or after.
 _BATCH_MAY_LIVE = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
+# A job in one of these may still run or run again; in every other one Slurm is done with it.
+NOT_ENDED = _BATCH_MAY_LIVE | {
+    *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REVOKED")
+}
 _CLOCK_SLACK_S = 2.0  # boot time in /proc/stat is a whole second
 
 
@@ -33,7 +37,8 @@ _CLOCK_SLACK_S = 2.0  # boot time in /proc/stat is a whole second
 class AttemptView:
     """One attempt as seen from outside.
 
-    `job` is what Slurm says when that concerns this attempt (a requeue keeps the job id, but not its earlier restarts).
+    `job` is what Slurm says of the start that this attempt was made for; `later_start` is what it says when the job was
+    requeued since and waits for, or runs, another attempt.
     `alive` tells whether the controller lives, None when nobody can say; `trouble` then says why.
     """
 
@@ -42,6 +47,7 @@ class AttemptView:
     readiness: ReadinessRecord | None
     steps: tuple[StepIdentity, ...]
     job: JobInfo | None
+    later_start: JobInfo | None
     alive: bool | None
     trouble: str | None
 
@@ -61,13 +67,16 @@ def look_at(directory: AttemptDir) -> AttemptView:
     record = read_attempt(directory.path)
     if record is None:
         raise LayoutError(f"{directory.attempt_json} is missing: this attempt was never opened")
-    job, trouble = _ask_slurm(record)
+    found, trouble = _ask_slurm(record)
+    mine = found is not None and record.job is not None and found.restarts == record.job.restart_count
+    job, later_start = (found, None) if mine else (None, found)
     return AttemptView(
         directory=directory,
         attempt=record,
         readiness=read_readiness(directory.path),
         steps=_steps(directory),
         job=job,
+        later_start=later_start,
         alive=None if trouble else _is_alive(record, job),
         trouble=trouble,
     )
@@ -77,10 +86,9 @@ def _ask_slurm(record: AttemptRecord) -> tuple[JobInfo | None, str | None]:
     if record.job is None:
         return None, None
     try:
-        job = slurm.show_job(record.job.id)
-    except SlurmError as error:
+        return slurm.show_job(record.job.id), None
+    except SlurmError as error:  # an attempt that has ended needs no Slurm
         return None, None if record.state.terminal else str(error)
-    return (job if job is not None and job.restarts == record.job.restart_count else None), None
 
 
 def _is_alive(record: AttemptRecord, job: JobInfo | None) -> bool | None:

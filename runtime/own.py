@@ -13,7 +13,7 @@ def own_command() -> tuple[str, ...]:
     The installed script (or the single-file build) is preferred to `python -m`, which would import a folder named
     `proxy` from the directory where it starts.
     """
-    for candidate in (Path(sys.executable).with_name("dd-proxy"), Path(sys.argv[0])):
+    for candidate in (Path(sys.argv[0]), Path(sys.executable).with_name("dd-proxy")):
         if candidate.name.startswith("dd-proxy") and os.access(candidate, os.X_OK):
             return (os.path.abspath(candidate),)
     return (sys.executable, "-m", "proxy.cli")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.codec import encode
-from runtime.look import AttemptView, look
+from runtime.look import NOT_ENDED, AttemptView, look
 from runtime.state import AttemptState
 from runtime.units import human_duration
 
@@ -91,18 +91,24 @@ def _details(view: AttemptView) -> list[str]:
         lines.append(f"the controller is gone: dd-proxy cancel {view.directory.run_dir} closes this attempt")
     if view.trouble:
         lines.append(f"Slurm cannot be asked: {view.trouble}")
-    if view.job is not None:
-        reason = f" ({view.job.reason})" if view.job.reason else ""
-        where = f" on {view.job.node_list}" if view.job.node_list else ""
-        lines.append(f"job {view.job.job_id}  {view.job.state}{reason}{where}  restarts {view.job.restarts}")
-    elif view.attempt.job is not None and not view.attempt.state.terminal and not view.trouble:
-        lines.append(f"job {view.attempt.job.id}  Slurm does not know it any more, or has requeued it")
+    lines += _job(view)
     lines += _readiness(view)
     for step in view.steps if view.attempt.state is AttemptState.RUNNING else ():
         number = "" if step.step_id is None else f"  step {step.job_id}.{step.step_id}"
         lines.append(f"step {step.name}  {step.node}{number}  pid {step.pid}")
     lines.append(f"logs {view.directory.logs}")
     return lines
+
+
+def _job(view: AttemptView) -> list[str]:
+    job = view.job or view.later_start
+    if job is None:
+        asked = view.attempt.job is not None and not view.trouble and not view.attempt.state.terminal
+        return [f"job {view.attempt.job.id}  Slurm does not know it any more"] if asked and view.attempt.job else []
+    reason = f" ({job.reason})" if job.reason else ""
+    where = f" on {job.node_list}" if job.node_list else ""
+    again = "  requeued for another attempt" if view.later_start is not None and job.state in NOT_ENDED else ""
+    return [f"job {job.job_id}  {job.state}{reason}{where}  restarts {job.restarts}{again}"]
 
 
 def _readiness(view: AttemptView) -> list[str]:

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from runtime.cancel import CancelError, cancel, main_cancel
+from runtime.look import look
 from runtime.slurm import SlurmError
 from runtime.state import AttemptRecord, Classification, JobRef, read_attempt, read_readiness
+from runtime.status import status_text
 from runtime.submit import submit
 from tests.runtime.attempts import NO_SUCH_JOB, ended, opened, running, small_plan
 from tests.runtime.minislurm import MiniSlurm, wait_until
@@ -68,9 +70,23 @@ def test_an_ended_attempt_whose_job_waits_for_another_one(slurm_here: MiniSlurm,
     slurm_here.run("scontrol", "requeue", job_id)
     slurm_here.wait_job(job_id, "PENDING")
     attempt = ended(tmp_path, JobRef(job_id, 0), Classification.PREEMPTED)
+    assert f"job {job_id}  PENDING (BeginTime)  restarts 1  requeued for another attempt" in status_text(
+        look(attempt.path)
+    )
     text = cancel(attempt.run_dir)
     assert "had ended already: failed (preempted)" in text
     assert f"job {job_id}, requeued for another attempt, was cancelled" in text
+    assert slurm_here.job(job_id)["JobState"] == "CANCELLED"
+
+
+@pytest.mark.slurm
+def test_a_job_that_was_requeued_before_it_had_a_controller(slurm_here: MiniSlurm, tmp_path: Path) -> None:
+    job_id = slurm_here.run("sbatch", "--parsable", "--requeue", "-o", "/dev/null", "--wrap", "sleep 600").strip()
+    slurm_here.wait_job(job_id, "RUNNING")
+    slurm_here.run("scontrol", "requeue", job_id)
+    slurm_here.wait_job(job_id, "PENDING")
+    attempt = opened(tmp_path, JobRef(job_id, 0))
+    assert "was cancelled before it started" in cancel(attempt.run_dir)
     assert slurm_here.job(job_id)["JobState"] == "CANCELLED"
 
 

@@ -121,6 +121,8 @@ def test_all_errors_are_told_at_once() -> None:
         ('"out.jsonl"\nrecords', '"/out.jsonl"\nrecords', "client.output[0].path"),
         ('["--exclusive"]', '["--signal=TERM@10"]', "job.sbatch"),
         ('["--exclusive"]', '["-N2"]', "job.sbatch"),
+        ('["--exclusive"]', '["--export=NONE"]', "job.sbatch"),
+        ('["--exclusive"]', '["--comment", "two words"]', "job.sbatch"),
         ('["--exclusive"]', '["exclusive"]', "job.sbatch"),
         ('["--exclusive"]', '"--exclusive"', "job.sbatch"),
         ("max_waiting_requests = 128", 'drain_timeout = "3s"', "deployment[llama].endpoint.drain_timeout"),
