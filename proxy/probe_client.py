@@ -13,11 +13,14 @@ from typing import cast
 from proxy import wire
 from proxy.connector import Connector
 from proxy.framing import ChunkScanner, FramingError
+from proxy.head_memo import LineKinds, read_response
 from proxy.headers import Framing, HeadError
 from proxy.upstream import Backend
 
 MAX_HEAD_BYTES = 64 * 1024
 BUFFER_BYTES = 256 * 1024
+
+_line_kinds = LineKinds()  # of heads without credentials
 
 BodySink = Callable[[memoryview], None]
 
@@ -139,7 +142,7 @@ class ProbeClient(asyncio.BufferedProtocol):
         self._take_body(data)
 
     def _take_head(self, raw: bytes) -> None:
-        head = wire.parse_response(raw)
+        head = read_response(raw, _line_kinds) or wire.parse_response(raw)
         if head is None:
             return
         self._status = head.status

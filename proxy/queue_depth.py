@@ -10,70 +10,100 @@ import math
 
 ENGINE_SERIES = {"vllm": b"num_requests_waiting", "sglang": b"num_queue_reqs"}
 MAX_LINE_BYTES = 64 * 1024
+SLACK_BYTES = 16 * 1024  # pages grow by a few digits between two samples, so a series stays near its last place
 
 
 class DepthReader:
-    """Reads the pages of one backend, one after the other; the series' place in the last page speeds up the next."""
+    """Reads the pages of one backend, one after the other.
 
-    __slots__ = ("_bad", "_cut", "_from", "_names", "_offset", "_seen_at", "_total")
+    All series of a name stand together (as the text format demands), so a page is searched only from a little before the
+    place where they stood last time, and no further than their end. If they moved more than that, this page counts as
+    unreadable and the next one is searched whole.
+    """
+
+    __slots__ = ("_aligned", "_all_names", "_bad", "_cut", "_done", "_found_at", "_from", "_name", "_offset", "_total")
 
     def __init__(self, engine: str) -> None:
         engines = ENGINE_SERIES if engine == "auto" else {engine: ENGINE_SERIES[engine]}
-        self._names = [e.encode() + sep + series for e, series in engines.items() for sep in (b":", b"_")]
-        self._seen_at = 0
+        self._all_names = [e.encode() + sep + series for e, series in engines.items() for sep in (b":", b"_")]
+        self._name: bytes | None = None  # the one that was found last
+        self._found_at = -1
         self.begin()
 
     def begin(self) -> None:
         """Begin a new page."""
-        # Pages grow by a few digits between two samples, so what lies well before the last place can be passed over.
-        self._from = self._seen_at - _SLACK_BYTES
-        self._seen_at = 0
+        if self._found_at < 0:
+            self._name = None
+        self._from = max(self._found_at - SLACK_BYTES, 0)
+        self._aligned = self._from == 0  # whether the search stands at the start of a line
+        self._found_at = -1
         self._offset = 0
         self._cut = b""
         self._total: float | None = None
-        self._bad = False
+        self._bad = self._done = False
 
     def feed(self, piece: memoryview) -> None:
         """Take the next piece of the page; it is not kept."""
-        n = len(piece)
-        if self._offset + n > self._from and not self._bad:
-            self._search(bytes(piece))
-        self._offset += n
+        skip = max(self._from - self._offset, 0)
+        if not self._done and skip < len(piece):
+            self._search(bytes(piece[skip:]), self._offset + skip)
+        self._offset += len(piece)
 
     def finish(self) -> float | None:
         """End the page: the depth, or None when it has no readable series."""
-        if self._cut:
-            self._take_line(self._cut, self._offset)
+        if self._cut and not self._done:
+            self._search(b"\n", self._offset)
         return None if self._bad else self._total
 
-    def _search(self, data: bytes) -> None:
-        first_end = data.find(b"\n")
-        if first_end < 0:
-            self._cut = (self._cut + data)[:MAX_LINE_BYTES]
+    def _search(self, data: bytes, at: int) -> None:
+        """Look through the whole lines of `data`, which stands at `at` in the page; keep a line that is cut."""
+        if self._cut:
+            data, at = self._cut + data, at - len(self._cut)
+        last = data.rfind(b"\n")
+        self._cut = data[last + 1 :][:MAX_LINE_BYTES]
+        if last < 0:
             return
-        self._take_line(self._cut + data[:first_end], self._offset)
-        last_end = data.rfind(b"\n")
-        self._cut = data[last_end + 1 :]
-        for name in self._names:
-            at = data.find(b"\n" + name, first_end, last_end)
-            while at >= 0:
-                end = data.find(b"\n", at + 1)
-                self._take_line(data[at + 1 : end], self._offset + at)
-                at = data.find(b"\n" + name, end, last_end) if end < last_end else -1
-
-    def _take_line(self, line: bytes, at: int) -> None:
-        for name in self._names:
-            if line.startswith(name) and line[len(name) : len(name) + 1] in (b"{", b" ", b"\t"):
-                value = series_value(line[len(name) :])
-                if value is None:
-                    self._bad = True
-                else:
-                    self._total = (self._total or 0.0) + value
-                    self._seen_at = self._seen_at or at
+        start = 0
+        if not self._aligned:
+            self._aligned = True
+            start = data.find(b"\n") + 1
+        if self._total is None and not self._bad:
+            start = self._first_series(data, start, last)
+            if start < 0:
                 return
+            self._found_at = at + start
+        while start <= last and not self._done:
+            end = data.find(b"\n", start)
+            self._take_line(data[start:end])
+            start = end + 1
+
+    def _first_series(self, data: bytes, start: int, last: int) -> int:
+        """Find the first line of the series between `start` and the line feed at `last`; -1 when it is not there."""
+        for name in self._all_names if self._name is None or self._from == 0 else [self._name]:
+            at = start if data.startswith(name, start) else data.find(b"\n" + name, start, last) + 1
+            while at > 0 or data.startswith(name, at):
+                if data[at + len(name) : at + len(name) + 1] in _AFTER_NAME:
+                    self._name = name
+                    return at
+                at = data.find(b"\n" + name, at, last) + 1
+                if at == 0:
+                    break
+        return -1
+
+    def _take_line(self, line: bytes) -> None:
+        name = self._name
+        assert name is not None
+        if not line.startswith(name) or line[len(name) : len(name) + 1] not in _AFTER_NAME:
+            self._done = True
+            return
+        value = series_value(line[len(name) :])
+        if value is None:
+            self._bad = self._done = True
+        else:
+            self._total = (self._total or 0.0) + value
 
 
-_SLACK_BYTES = 16 * 1024
+_AFTER_NAME = (b"{", b" ", b"\t")
 
 
 def series_value(rest: bytes) -> float | None:
