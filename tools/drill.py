@@ -93,6 +93,18 @@ def main(argv: list[str] | None = None) -> int:
         print("drill: --scale must be above zero", file=sys.stderr)
         return 2
     raise_descriptor_limit()
+    reports, unable, interrupted = run_all(drills, options)
+    options.report.parent.mkdir(parents=True, exist_ok=True)
+    options.report.write_text(render(reports, time.strftime("%d %b %Y, %H:%M UTC", time.gmtime())), encoding="utf-8")
+    failed = unable + sum(not report.passed and not report.skipped for report in reports)
+    say(f"{len(reports) + unable} of {len(drills)} drills, {failed} failed; report: {options.report}")
+    return 130 if interrupted else 1 if failed else 0
+
+
+def run_all(drills: list[Drill], options: argparse.Namespace) -> tuple[list[Report], int, bool]:
+    """Run the drills one after the other; return the reports, how many could not be carried out, and whether Ctrl-C
+    came.
+    """
     reports: list[Report] = []
     unable = 0
     with tempfile.TemporaryDirectory(prefix="dd-drill-") as temporary:
@@ -103,12 +115,11 @@ def main(argv: list[str] | None = None) -> int:
                 unable += 1
                 say(f"FAILED   {drill.name}: could not be carried out: {error}")
                 continue
+            except KeyboardInterrupt:
+                say(f"stopped in {drill.name}")
+                return reports, unable, True
             tell(reports[-1])
-    options.report.parent.mkdir(parents=True, exist_ok=True)
-    options.report.write_text(render(reports, time.strftime("%d %b %Y, %H:%M UTC", time.gmtime())), encoding="utf-8")
-    failed = unable + sum(not report.passed and not report.skipped for report in reports)
-    say(f"{len(drills)} drills, {failed} failed; report: {options.report}")
-    return 1 if failed else 0
+    return reports, unable, False
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 
 import orjson
 import pytest
+import trustme
 
 from tools.load import session
 from tools.load.options import parse
@@ -60,7 +62,7 @@ Script = Callable[[Exchange], Awaitable[None]]
 class Server:
     """An HTTP server on a loop of its own thread, so that the run under test cannot hold it up."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, tls: ssl.SSLContext | None = None) -> None:
         self.script = script
         self.requests = 0
         self.connections = 0
@@ -70,10 +72,10 @@ class Server:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._server = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop
+            asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls), self._loop
         ).result()
         self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -104,8 +106,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(script: Script) -> Iterator[Server]:
-    server = Server(script)
+def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[Server]:
+    server = Server(script, tls)
     try:
         yield server
     finally:
@@ -356,6 +358,28 @@ async def test_a_fault_of_the_generator_itself_ends_the_run_with_that_fault(monk
         await measure(server, "--users", "2", "--requests", "4")
 
 
+async def test_a_replay_sends_each_line_of_the_trace_once_at_its_time(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f'{{"timestamp": {5000 + at}, "input_length": 5}}\n' for at in (0, 100, 400)))
+    with serving(plain) as server:
+        figures = await measure(server, "--trace", str(trace), "--replay", "2")
+        assert server.requests == 3
+    assert figures["completed"] == 3
+    assert figures["elapsed"] >= 0.2
+
+
+async def test_an_https_endpoint_is_verified_unless_told_otherwise(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with serving(plain, context) as server:
+        refused = await measure(server, "--users", "1", "--requests", "1")
+        trusting = await measure(server, "--users", "1", "--requests", "2", "--insecure")
+    assert refused["outcomes"] == {"connect_error": 1}
+    assert "certificate" in next(iter(refused["reasons"])).lower()
+    assert trusting["outcomes"] == {"ok": 2}
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, str(LOADGEN), *arguments]
 
@@ -407,6 +431,7 @@ def test_ctrl_c_stops_in_order_and_still_reports(tmp_path: Path) -> None:
         (["--replay"], "--trace"),
         (["--goodput", "speed:3"], "ttft"),
         (["--input-tokens", "pareto:1"], "distribution"),
+        (["--url", "http://me:secret@h:1"], "--api-key-env"),
         (["--api-key-env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
         (["--trace", "/nowhere/at/all.jsonl"], "all.jsonl"),
     ],

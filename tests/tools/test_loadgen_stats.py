@@ -104,6 +104,14 @@ def test_a_point_of_the_heat_map_lies_between_its_edges() -> None:
     assert heat.cells == ((1, 0, 0, 0), (0, 0, 1, 1))
 
 
+def test_values_that_hardly_differ_lie_in_the_middle_of_the_heat_map_instead_of_filling_it() -> None:
+    heat = heat_map([(0.5, 0.0200), (1.5, 0.0201)], 2.0, columns=2, rows=8)
+    assert heat is not None
+    assert heat.edges[0] < 0.0101
+    assert heat.edges[-1] > 0.0399
+    assert all(sum(column[3:5]) == 1 for column in heat.cells)
+
+
 def test_a_heat_map_of_nothing_is_none_and_of_one_value_still_has_edges() -> None:
     assert heat_map([], 10.0) is None
     assert heat_map([(1.0, 0.0)], 10.0) is None

@@ -7,6 +7,7 @@ out ends with an exception, never with a verdict.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from tools.load.book import Book
 from tools.load.client import Target
 from tools.load.engine import Engine
 from tools.load.options import parse
+from tools.load.progress import show_progress
 from tools.load.results import summarise
 from tools.load.scrape import Watcher
 from tools.load.session import build_engine, in_loop
@@ -122,10 +124,12 @@ async def _load(
     """Run all loads of the drill until the timeline is over (or they are done before), and let them finish."""
     engines = [_engine(drill, index, seconds, endpoint) for index in range(len(drill.loads))]
     watcher = Watcher(Target("127.0.0.1", endpoint.side_port)) if endpoint.side_port else None
-    watching = None
+    helpers: list[asyncio.Task[None]] = []
     if watcher:
         await watcher.once(0.0)
-        watching = asyncio.create_task(watcher.run())
+        helpers.append(asyncio.create_task(watcher.run()))
+    if sys.stderr.isatty():
+        helpers.append(asyncio.create_task(show_progress(engines[0], seconds=seconds)))
     runs = [asyncio.create_task(engine.run()) for engine in engines]
     try:
         await timeline.play(runs)
@@ -133,9 +137,9 @@ async def _load(
             engine.stop()
         books = list(await asyncio.gather(*runs))
     finally:
-        for task in [*runs, *([watching] if watching else [])]:
+        for task in (*runs, *helpers):
             task.cancel()
-        await asyncio.gather(*runs, *([watching] if watching else []), return_exceptions=True)
+        await asyncio.gather(*runs, *helpers, return_exceptions=True)
     if watcher:
         await watcher.once(max(book.elapsed for book in books))
     return books, watcher

@@ -306,8 +306,8 @@ def _nines(q: float) -> float:
 
 def heat_class(count: int, peak: int) -> str:
     """Return the colour class of a cell: logarithmic, so that a single slow request is still seen."""
-    share = math.log1p(count) / math.log1p(peak) if peak else 0.0
-    return f"h{min(int(share * HEAT_STEPS), HEAT_STEPS - 1)}"
+    share = math.log(count) / math.log(peak) if peak > 1 else 0.5
+    return f"h{round(share * (HEAT_STEPS - 1))}"
 
 
 def heat(label: str, heat_map: dict[str, Any], span: float) -> str:

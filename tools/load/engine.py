@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import deque
 from collections.abc import Coroutine, Iterator
@@ -201,7 +202,7 @@ class Engine:
                 yield due, next(self.jobs)
             return
         first = None
-        for job in self.jobs:
+        for job in itertools.islice(self.jobs, len(self.jobs.trace or ())):
             at = job.at or 0.0
             first = at if first is None else first
             yield (at - first) / self.plan.replay, job

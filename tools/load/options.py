@@ -165,7 +165,7 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
         const=1.0,
         default=0.0,
         metavar="SPEED",
-        help="times of the trace",
+        help="the times of the trace, once",
     )
     add(
         "--max-concurrency",
@@ -273,14 +273,14 @@ def _plan(given: argparse.Namespace) -> Plan:
     if given.max_concurrency and not drivers[:1]:
         raise ValueError("--max-concurrency is for --rate and --replay; with --users it is the number of users")
     profile = sum(leg.seconds for leg in legs)
-    unset = 0.0 if given.requests or (legs and profile != float("inf")) else 30.0
+    ends = given.requests or given.replay or (legs and profile != float("inf"))
     return Plan(
         users=given.users or (0 if drivers else 8),
         legs=legs,
         replay=given.replay,
         burstiness=given.burstiness if given.arrivals == "poisson" else None,
         requests=given.requests,
-        duration=given.duration or unset,
+        duration=given.duration or (0.0 if ends else 30.0),
         warmup=given.warmup,
         max_in_flight=given.max_concurrency,
         think=given.think_time,

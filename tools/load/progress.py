@@ -78,8 +78,8 @@ def _display(stream: IO[str]) -> Iterator[tuple[_Display, float]]:
         yield Rich(), BAR_INTERVAL
 
 
-async def show_progress(engine: Engine, stream: IO[str] = sys.stderr) -> None:
-    """Show how the run goes until cancelled."""
+async def show_progress(engine: Engine, stream: IO[str] = sys.stderr, seconds: float = 0.0) -> None:
+    """Show how the run goes until cancelled; `seconds` is its length where the plan does not tell."""
     ended_before, at_before = 0, 0.0
     with _display(stream) as (display, interval):
         while True:
@@ -88,15 +88,16 @@ async def show_progress(engine: Engine, stream: IO[str] = sys.stderr) -> None:
             now = engine.now()
             rate = (ended - ended_before) / max(now - at_before, 1e-9)
             ended_before, at_before = ended, now
-            display.show(_share(engine, ended), _figures(engine, ended, good, rate))
+            display.show(_share(engine, ended, seconds), _figures(engine, ended, good, rate))
 
 
-def _share(engine: Engine, ended: int) -> float:
+def _share(engine: Engine, ended: int, seconds: float) -> float:
     plan = engine.plan
     shares = [0.0]
     if plan.requests:
         shares.append(ended / plan.requests)
     length = plan.warmup + plan.duration if plan.duration else sum(leg.seconds for leg in plan.legs)
+    length = seconds or length
     if 0 < length < float("inf"):
         shares.append(engine.now() / length)
     return min(max(shares), 1.0)

@@ -23,7 +23,7 @@ def render(figures: dict[str, Any], title: str = "") -> str:
     """Return the whole report of a run."""
     settings = figures.get("settings", {})
     when = time.strftime("%d %b %Y, %H:%M UTC", time.strptime(figures["date"], "%Y-%m-%dT%H:%M:%SZ"))
-    subtitle = f"{when}  ·  {settings.get('Endpoint', '')}  ·  {settings.get('Load', '')}"
+    subtitle = "  ·  ".join([when, *(settings[key] for key in ("Endpoint", "Load") if key in settings)])
     body = page.notes(figures["notes"]) + tiles(figures) + sections(figures)
     body += page.section("Settings", page.pairs(settings.items()))
     body += f"<footer>Made by tools/loadgen.py. Duration {figures['elapsed']:.1f} s.</footer>"
@@ -52,7 +52,7 @@ def tiles(figures: dict[str, Any]) -> str:
         items.append(
             ("Goodput", f"{figures['request_goodput']:,.1f}/s", f"{figures['goodput']['share']:.1%} met the goals")
         )
-    for name, title in (("ttft", "TTFT, median"), ("e2el", "E2E latency, median")):
+    for name, title in (("ttft", "TTFT, median"), ("e2el", "E2E, median")):
         if name in latency:
             items.append((title, duration(latency[name]["median"]), f"p99 {duration(latency[name]['p99'])}"))
     lost = figures["failed"]
@@ -74,7 +74,7 @@ def _latency(figures: dict[str, Any]) -> str:
     table = page.table(("", "mean", "median", "p90", "p95", "p99", "max"), rows)
     series = [
         Series(words, colour, _supported(figures["curves"][name], spreads[name]["count"]))
-        for name, words, colour in (("e2el", "E2E latency", "s1"), ("ttft", "Time to first token", "s2"))
+        for name, words, colour in (("e2el", "End-to-end latency", "s1"), ("ttft", "Time to first token", "s2"))
         if figures["curves"].get(name)
     ]
     words = "Counted from when each request was due, so a stall is not hidden by requests that were never sent in it."
@@ -96,7 +96,7 @@ def _supported(points: Sequence[Sequence[float]], count: int) -> list[tuple[floa
 def _heat(figures: dict[str, Any]) -> str:
     series = figures["series"]
     body = ""
-    for name, title in (("e2el", "E2E latency"), ("ttft", "Time to first token")):
+    for name, title in (("e2el", "End-to-end latency"), ("ttft", "Time to first token")):
         heat = series["heat"].get(name)
         if heat:
             body += f"<h3>{title}</h3>" + charts.heat(f"Heat map of {title}", heat, series["span"])

@@ -25,7 +25,7 @@ QUANTITIES = {
     "ttft": "Time to first token",
     "tpot": "Time per output token",
     "itl": "Inter-token latency",
-    "e2el": "E2E latency",
+    "e2el": "End-to-end latency",
 }
 CURVE = (*range(0, 100, 2), 99.0, 99.5, 99.9, 99.99)
 LAG_WARNING_S = 0.02
@@ -182,7 +182,7 @@ def _series(book: Book, rows: Sequence[Row]) -> dict[str, Any]:
         sums = [0.0] * bins
         for at, amount in items:
             sums[min(max(int(at / width), 0), bins - 1)] += amount
-        whole = [width] * (bins - 1) + [max(span - width * (bins - 1), width / 4)]
+        whole = [width] * (bins - 1) + [max(span - width * (bins - 1), width / 2)]
         return [round(value / size, 3) for value, size in zip(sums, whole, strict=True)]
 
     faults = sorted({row.outcome for row in rows} - {Outcome.OK})

@@ -50,6 +50,8 @@ def parse_target(url: str, insecure: bool = False) -> tuple[Target, str]:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is not an http:// or https:// URL")
+    if parts.username or parts.password:
+        raise ValueError("credentials in a URL end up in reports: use --api-key-env or --header")
     tls = None
     if parts.scheme == "https":
         tls = ssl.create_default_context()

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+LEAST_RATIO = 4.0  # values closer together than this would turn noise into a picture
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 
 
@@ -158,11 +159,15 @@ def heat_map(points: Sequence[tuple[float, float]], span: float, columns: int = 
         return None
     width = bin_width(span, columns)
     bins = max(1, math.ceil(span / width - 1e-9))
-    edges = log_edges(min(values), max(values), rows)
-    low, scale = math.log(edges[0]), rows / (math.log(edges[-1]) - math.log(edges[0]))
+    low, high = min(values), max(values)
+    if high < low * LEAST_RATIO:
+        middle = math.sqrt(low * high)
+        low, high = min(low, middle / LEAST_RATIO**0.5), max(high, middle * LEAST_RATIO**0.5)
+    edges = log_edges(low, high, rows)
+    zero, scale = math.log(edges[0]), rows / (math.log(edges[-1]) - math.log(edges[0]))
     cells = [[0] * rows for _ in range(bins)]
     for time, value in points:
         if value > 0 and 0 <= time <= span:
-            row = min(int((math.log(value) - low) * scale), rows - 1)
+            row = min(int((math.log(value) - zero) * scale), rows - 1)
             cells[min(int(time / width), bins - 1)][max(row, 0)] += 1
     return HeatMap(width, edges, tuple(tuple(column) for column in cells))
