@@ -1,7 +1,7 @@
 """The last minutes in numbers: queue depths and rates for the status page's lines, and what rates and percentiles need.
 
 Owns bounded arrays filled by one call every INTERVAL_S. Pure: the caller brings the time. A sample costs about 1 µs per
-backend, all samples of a backend 2.5 KiB, and a request nothing.
+backend, all samples of a backend 3.3 KiB, and a request nothing.
 """
 
 from __future__ import annotations

@@ -25,7 +25,14 @@ from tests.unit.stand_in import StandIn
 WAIT_S = 15.0
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
+MISSING = "chromium or chromedriver not found; on Debian: apt install chromium chromium-driver"
+
 Result = TypeVar("Result")
+
+
+def available() -> bool:
+    """Say whether there is a browser; in CI there must be one."""
+    return bool(CHROMIUM and DRIVER) or os.environ.get("CI") == "true"
 
 
 class Side:

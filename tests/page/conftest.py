@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 from selenium.webdriver import Chrome
 
-from tests.page.browser import CHROMIUM, DRIVER, Side, chromium, complaints, requested
+from tests.page.browser import MISSING, Side, available, chromium, complaints, requested
 from tests.unit.stand_in import stand_in
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests of a browser where there is none, but never in CI."""
-    if (CHROMIUM and DRIVER) or os.environ.get("CI") == "true":
+    if available():
         return
-    missing = " and ".join(name for name, path in (("chromium", CHROMIUM), ("chromedriver", DRIVER)) if not path)
-    reason = f"{missing} not found; on Debian: apt install chromium chromium-driver"
     for item in items:
         if item.get_closest_marker("browser"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+            item.add_marker(pytest.mark.skip(reason=MISSING))
 
 
 @pytest.fixture
