@@ -169,7 +169,7 @@ class Downstream(asyncio.Protocol):
             self._refuse_head(e, data)
             return
         self._buffer = b""
-        if head.for_proxy and not head.chunked and not head.length:
+        if head.for_proxy:
             self._answer_health(head, data[end:])
         else:
             self._take_request(head, data, end)
@@ -203,13 +203,14 @@ class Downstream(asyncio.Protocol):
     def _answer_health(self, head: RequestHead, rest: bytes) -> None:
         ready = self.endpoint.fleet.readiness()
         draining = self.endpoint.draining
-        close = draining or not head.keep_alive
+        has_body = head.chunked or bool(head.length)  # of no use here: it is thrown away
+        close = draining or has_body or not head.keep_alive
         ok = ready.ok and not draining
         self.transport.write(
             replies.health(ok, ready.ready, ready.backends, close=close, bodyless=head.bodyless_response)
         )
         self._buffer = rest
-        self.exchange_done(keep_alive=not close, linger=False)
+        self.exchange_done(keep_alive=not close, linger=has_body)
 
     # ------------------------------------------------------------------ bodies
 

@@ -284,7 +284,10 @@ class Exchange:
         self.downstream.break_off(reset=self.head.http10)
 
     def spool_failed(self, error: SpoolError) -> None:
-        """Answer 503: the body could not be read back for an attempt."""
+        """Answer 503, or break off when the response has begun: the body could not be read back for an attempt."""
+        if self.begun:
+            self.cut(None)
+            return
         self.reply(503, Rejection.SPOOL, str(error), close=True)
 
     def check(self, now: float) -> None:

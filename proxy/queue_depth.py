@@ -16,9 +16,9 @@ SLACK_BYTES = 16 * 1024  # pages grow by a few digits between two samples, so a 
 class DepthReader:
     """Reads the pages of one backend, one after the other.
 
-    All series of a name stand together (as the text format demands), so a page is searched only from a little before the
-    place where they stood last time, and no further than their end. If they moved more than that, this page counts as
-    unreadable and the next one is searched whole.
+    All series of a name stand together (as the text format demands), so a page is searched only from a little before
+    the place where they stood last time, and no further than their end. If they moved more than that, this page counts
+    as unreadable and the next one is searched whole.
     """
 
     __slots__ = ("_aligned", "_all_names", "_bad", "_cut", "_done", "_found_at", "_from", "_name", "_offset", "_total")

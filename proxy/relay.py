@@ -124,9 +124,11 @@ class Attempt:
             self.backend.failed += 1
             self._fail(FailedAttempt(Failure.CONNECT_ERROR, local=result.errno in LOCAL_ERRNOS))
             return
-        if result.ended:  # before this callback ran
+        if result.ended or result.reads:  # before this callback ran
             self.backend.opened += 1
-            self._fail(FailedAttempt(Failure.CLOSED))
+            failure = Failure.PROTOCOL_ERROR if result.reads else Failure.CLOSED  # nobody had asked for anything
+            result.close()
+            self._fail(FailedAttempt(failure))
             return
         now = monotonic()
         self.connect_s = now - self.started
@@ -175,7 +177,8 @@ class Attempt:
         """See connector.Lessee."""
         if not paused:
             self._progress_at = monotonic()
-            if self._sending and self.phase is Phase.WAITING:
+            refused = self.head is not None and self.head.status >= 400  # it will not want the rest
+            if self._sending and not refused:
                 self._send_on()
 
     # ------------------------------------------------------------------ the response
