@@ -45,7 +45,7 @@ class RecentRequests:
 
     def add(self, request_id: str, line: bytes, choices: Sequence[Choice | None] | None) -> None:
         """Keep one request that has ended; `line` is the JSON object that went to the log."""
-        kept = (request_id, line, choices)
+        kept = (request_id, line, choices, len(line) + (_weight(choices) if choices else 0))
         self._recent.add(kept)
         for mark in _NOTABLE:
             if mark in line:
@@ -57,7 +57,7 @@ class RecentRequests:
         for ring in (self._recent, self._notable):
             for kept in ring.newest_first():
                 if kept[0] == request_id:
-                    return Kept(*kept)
+                    return Kept(*kept[:3])
         return None
 
     def lines(self, limit: int, *, notable: bool = False) -> list[bytes]:
@@ -66,11 +66,16 @@ class RecentRequests:
         return [kept[1].rstrip() for kept, _ in zip(ring.newest_first(), range(limit), strict=False)]
 
 
-_Entry = tuple[str, bytes, Sequence[Choice | None] | None]
+_Entry = tuple[str, bytes, Sequence[Choice | None] | None, int]  # the last one: bytes, about
+
+
+def _weight(choices: Sequence[Choice | None]) -> int:
+    """Estimate the bytes of who was left out: with hundreds of backends it is more than the line."""
+    return sum(300 + 8 * sum(map(len, choice.values())) for choice in choices if choice)
 
 
 class _Ring:
-    """The last entries, bounded in number and in bytes of their lines."""
+    """The last entries, bounded in number and in bytes."""
 
     __slots__ = ("_bytes", "_entries", "_max_bytes", "_max_entries")
 
@@ -86,9 +91,9 @@ class _Ring:
     def add(self, entry: _Entry) -> None:
         entries = self._entries
         entries.append(entry)
-        self._bytes += len(entry[1])
+        self._bytes += entry[3]
         while len(entries) > self._max_entries or self._bytes > self._max_bytes:
-            self._bytes -= len(entries.popleft()[1])
+            self._bytes -= entries.popleft()[3]
 
     def newest_first(self) -> Iterator[_Entry]:
         return reversed(self._entries)

@@ -147,8 +147,8 @@ def _metrics() -> list[str]:
         "## Metrics",
         "",
         "`GET /metrics` on the side port, Prometheus text. `backend` is a backend's `host:port`; the series of a "
-        "removed backend vanish. Everything counts client traffic only: health probes, queue samples and `/health` appear "
-        "nowhere but in the gauges they feed.",
+        "removed backend vanish. Everything counts client traffic only: health probes, queue samples and `/health` "
+        "appear nowhere but in the gauges they feed.",
         "",
         *_table(("name", "type", "labels", "meaning"), map(_metric_row, METRICS)),
         *_table_rows((f"`{name}`", _process_kind(name), "", text) for name, text in PROCESS_METRICS.items()),

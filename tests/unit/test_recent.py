@@ -67,3 +67,11 @@ def test_memory_stays_bounded_when_paths_are_as_long_as_heads() -> None:
     assert len(recent.lines(99)) == len(recent.lines(99, notable=True)) == 1
     recent.add("huge", line("huge", path="/" + "x" * 200_000), None)
     assert recent.lines(99) == []
+
+
+def test_memory_stays_bounded_when_hundreds_of_backends_are_left_out_of_every_choice() -> None:
+    recent = RecentRequests(max_bytes=100_000)
+    ids = [f"127.0.0.1:{port}" for port in range(1000)]
+    for n in range(100):
+        recent.add(str(n), line(str(n), failover=True), [{"overloaded": ids}, {"tried": ids[:1], "overloaded": ids}])
+    assert len(recent.lines(999)) == len(recent.lines(999, notable=True)) < 10
