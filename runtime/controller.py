@@ -148,7 +148,10 @@ class Controller:
             self._write_report(verdict, inspection)
         if verdict.classification is Classification.SUCCEEDED:
             verdict = self._publish(verdict, inspection)
-        attempt.journal.stop_readiness()
+        try:
+            attempt.journal.stop_readiness()
+        except OSError as error:  # the verdict matters more
+            attempt.journal.event("readiness_failed", reason=str(error))
         attempt.journal.end(verdict.classification, verdict.reason)
         attempt.journal.event("verdict", classification=verdict.classification, reason=verdict.reason)
         return verdict

@@ -47,7 +47,7 @@ class SlurmRun:
         self.slurm.wait_job(self.job_id, "PENDING")
         self.slurm.hasten(self.job_id)
         second = Attempt(self.run_dir / "attempt-2")
-        wait_until((second.path / "attempt.json").exists, DEADLINE_S, lambda: str(self.slurm.job(self.job_id)))
+        wait_until((second.path / "attempt.json").exists, DEADLINE_S, (self.run_dir / "slurm.out").read_text)
         return second
 
     def end(self, classification: str, *, attempt: Attempt | None = None) -> str:
