@@ -13,6 +13,7 @@ from runtime.plan import Plan
 from runtime.units import human_duration
 
 DRAIN_GRACE_S = 2.0  # what an endpoint may take beyond its drain timeout before it is forced
+LONGEST_WARNING_S = 65535  # Slurm keeps the N of --signal=…@N in 16 bits
 VERDICT_S = 5.0  # stopping the monitor, reading the last evidence, hashing outputs, writing report and verdict
 
 

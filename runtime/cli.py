@@ -6,6 +6,7 @@ Imports as little as it can before it knows the subcommand, because every step o
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -19,10 +20,16 @@ def main(argv: list[str]) -> int:
             return _exec(argv[1:])
         from runtime.commands import carry_out
 
-        return carry_out(argv)
+        code = carry_out(argv)
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read has left; without this the interpreter's last flush would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _exec(argv: list[str]) -> int:

@@ -30,6 +30,12 @@ def carry_out(argv: list[str]) -> int:
     except (LayoutError, StateError) as error:
         print(f"dd-proxy {argv[0]}: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"dd-proxy {argv[0]}: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
 
 
 def _parsers() -> dict[str, Parser]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.config import nearest
-from runtime.budget import budget
+from runtime.budget import LONGEST_WARNING_S, budget
 from runtime.placeholders import CLIENT_NAMES, ENDPOINT_PREFIX, REPLICA_NAMES, placeholders
 from runtime.placement import PlacementError, place_parts
 from runtime.plan import Client, Deployment, Job, Output
@@ -182,6 +182,9 @@ def _time(drafts: Drafts) -> Iterator[Problem]:
     if not (drafts.job.has("time_s") and drafts.runtime.has("drain_timeout_s")):
         return
     given, needed = drafts.job.fields["time_s"], budget(drafts.runtime.fields["drain_timeout_s"], stops)
-    if given <= needed.total_s:
+    if needed.signal_s > LONGEST_WARNING_S:
+        longest = human_duration(LONGEST_WARNING_S)
+        yield "runtime.drain_timeout", f"an orderly end of more than {longest} is not possible ({needed.describe()})"
+    elif given <= needed.total_s:
         reason = f"{human_duration(given)} is too short: an orderly end alone takes {human_duration(needed.total_s)}"
         yield "job.time", f"{reason} ({needed.describe()})"

@@ -104,7 +104,7 @@ class PlanErrors(Exception):
     """A plan is not valid. `errors` holds everything that is wrong with it; the text is one line for each."""
 
     def __init__(self, errors: list[ConfigError]) -> None:
-        super().__init__("\n".join(str(error) for error in errors))
+        super().__init__("\n".join(_printable(str(error)) for error in errors))
         self.errors = tuple(errors)
 
 
@@ -249,6 +249,11 @@ class _Reader:
 
     def _error(self, key: str, reason: str) -> None:
         self._errors.append(ConfigError(self._source, key, reason))
+
+
+def _printable(line: str) -> str:
+    """Keep a line one line, whatever a key in the file holds."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
 def _unknown(key: str, known: tuple[str, ...]) -> str:

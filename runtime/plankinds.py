@@ -31,7 +31,6 @@ _RESERVED_SBATCH: Mapping[str, str] = {
     "mem": "use job.mem_per_node",
     "cpus-per-task": "use job.cpus_per_node",
     "c": "use job.cpus_per_node",
-    "gres": "use job.gpus_per_node",
     "gpus": "use job.gpus_per_node",
     "G": "use job.gpus_per_node",
     "gpus-per-node": "use job.gpus_per_node",

@@ -17,7 +17,7 @@ from runtime.look import NOT_ENDED, AttemptView, look
 from runtime.state import AttemptState
 from runtime.units import human_duration
 
-_LOOK_S = 1.0
+_LOOK_S = 5.0  # each look asks Slurm's controller, which has others to serve
 
 
 def main_status(directory: Path, *, as_json: bool, watch: bool) -> int:

@@ -52,7 +52,10 @@ def open_run(plan: Plan) -> AttemptDir:
 
 
 def submit(plan: Plan) -> Submitted:
-    """Submit a plan. Raises LayoutError, or SubmitError after the attempt was closed as a failed start."""
+    """Submit a plan. Raises SubmitError after the attempt was closed as a failed start, LayoutError, OSError.
+
+    Interrupted or failing in between, it takes a job back that was submitted already.
+    """
     attempt = open_run(plan)
     record = new_attempt(attempt.run, attempt.number, None)
     readiness = new_readiness({one.name: one.replicas for one in plan.deployments})
@@ -66,12 +69,15 @@ def submit(plan: Plan) -> Submitted:
         write_json(attempt.attempt_json, record)
         if not _held_by_plan(plan):
             slurm.release_job(job_id)
-    except SlurmError as error:
+    except BaseException as error:
         if job_id is not None:
             _give_up(job_id)
         write_json(attempt.readiness_json, readiness.move(ReadinessState.STOPPED))
-        write_json(attempt.attempt_json, record.end(Classification.STARTUP_FAILED, str(error)))
-        raise SubmitError(f"{error} (recorded in {attempt.path})") from None
+        reason = str(error) or "interrupted"
+        write_json(attempt.attempt_json, record.end(Classification.STARTUP_FAILED, reason))
+        if isinstance(error, SlurmError):
+            raise SubmitError(f"{error} (recorded in {attempt.path})") from None
+        raise
     return Submitted(job_id, attempt)
 
 

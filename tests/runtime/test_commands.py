@@ -87,3 +87,19 @@ def test_a_directory_without_a_run_is_one_line(tmp_path: Path, command: str) -> 
     assert (done.returncode, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 1
     assert str(tmp_path) in done.stderr
+
+
+def test_a_run_of_somebody_else_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "attempt-1").mkdir()
+    (tmp_path / "attempt-1" / "attempt.json").mkdir()  # stands for a file that may not be read: tests may run as root
+    done = _dd_proxy("status", str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_leaves_is_no_error_of_ours(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(FULL)
+    render = f"{sys.executable} -m proxy.cli render {plan}"
+    done = subprocess.run(["bash", "-c", f"{render} | true"], cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""

@@ -114,6 +114,7 @@ def test_all_errors_are_told_at_once() -> None:
         ('time = "02:00:00"', "time = 7200", "job.time"),
         ('"10s"', "10", "runtime.drain_timeout"),
         ('"1s"', '"0s"', "runtime.monitor_interval"),
+        ('"10s"', '"1d"', "runtime.drain_timeout"),
         ('HF_HUB_OFFLINE = "1"', "HF_HUB_OFFLINE = 1", "deployment[llama].env"),
         ('"HF_TOKEN" }', '"HF TOKEN" }', "deployment[llama].env"),
         ('from_env = "HF_TOKEN"', 'from = "HF_TOKEN"', "deployment[llama].env"),

@@ -133,20 +133,33 @@ def test_a_plan_that_holds_its_job_keeps_it_held(slurm_here: MiniSlurm, tmp_path
 
 
 @pytest.mark.slurm
-def test_a_job_that_cannot_be_released_is_taken_back(
-    slurm_here: MiniSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("raised", "seen"),
+    [
+        (SlurmError(Failure.REFUSED, "no release"), SubmitError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (OSError(28, "No space left on device"), OSError),
+    ],
+)
+def test_a_job_that_was_not_released_is_taken_back(
+    slurm_here: MiniSlurm,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: BaseException,
+    seen: type[BaseException],
 ) -> None:
     def refuse(job_id: str) -> None:
-        raise SlurmError(Failure.REFUSED, f"no release of {job_id}")
+        raise raised
 
     monkeypatch.setattr(slurm_commands, "release_job", refuse)
-    with pytest.raises(SubmitError, match="no release"):
+    with pytest.raises(seen):
         submit(small_plan(tmp_path))
     [run_dir] = (tmp_path / "runs").iterdir()
     record = read_attempt(find_attempts(run_dir)[0].path)
     assert record is not None
     assert record.job is not None
-    assert (record.state, slurm_here.job(record.job.id)["JobState"]) == ("failed", "CANCELLED")
+    assert (record.state, record.classification) == ("failed", "startup_failed")
+    assert slurm_here.job(record.job.id)["JobState"] == "CANCELLED"
 
 
 def test_a_machine_without_slurm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
