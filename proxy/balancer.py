@@ -8,6 +8,7 @@ Refuses to know sockets; time is a number given by the caller.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from proxy.upstream import Backend, Health
 
 MAX_PENALTY_S = 5.0  # a 429's Retry-After ranks its backend behind the others for at most this long (section 3, rule 3)
 DEFAULT_PENALTY_S = 1.0
+RESTING_PLACES = 64  # so many free places stay unused: requests under way know those of removed backends as tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Fleet:
         self._config = config
         self._on_breaker = on_breaker
         self._by_position: list[Backend | None] = []
+        self._free: deque[int] = deque()  # places of removed backends, the longest free first
         self._by_id: dict[str, Backend] = {}
         self._limit = config.max_connections_per_backend
         self._members = 0
@@ -77,7 +80,7 @@ class Fleet:
         c = self._config
         breaker = Breaker(c.breaker_failure_threshold, c.breaker_cooldown_s, c.breaker_max_cooldown_s)
         backend = Backend(url, required=required, breaker=breaker, health=Health(c.health_fall, c.health_rise))
-        position = self._by_position.index(None) if None in self._by_position else len(self._by_position)
+        position = self._free.popleft() if len(self._free) > RESTING_PLACES else len(self._by_position)
         self._by_position[position : position + 1] = [backend]
         backend.position = position
         backend.bit = 1 << position
@@ -96,6 +99,7 @@ class Fleet:
             setattr(self, name, getattr(self, name) & ~backend.bit)
         del self._by_id[backend.id]
         self._by_position[backend.position] = None
+        self._free.append(backend.position)
 
     def set_draining(self, backend: Backend, draining: bool) -> None:
         """Take a backend out of selection, or let it re-enter; its leases go on."""

@@ -58,9 +58,10 @@ class Breaker:
 
     def admits(self, now: float) -> bool:
         """Tell whether the backend may be chosen at `now` (seconds, monotonic)."""
-        if self.state is BreakerState.OPEN:
-            return now >= self.open_until
-        return not self.probing
+        if self.state is BreakerState.CLOSED:
+            return True
+        # A probe that outlived its own half-open spell (another attempt closed the breaker) is still the one probe.
+        return not self.probing and (self.state is BreakerState.HALF_OPEN or now >= self.open_until)
 
     def enter(self, now: float) -> bool:
         """Take the probe slot for a chosen attempt if the breaker is not closed; True when the attempt is the probe."""

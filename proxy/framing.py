@@ -79,7 +79,7 @@ def chunk_size(line: bytes) -> int:
     size = _sizes.get(line)
     if size is not None:
         return size
-    match = _SIZE_LINE.fullmatch(line)
+    match = _SIZE_LINE.fullmatch(line) if len(line) <= MAX_CHUNK_LINE else None
     if match is None:
         raise FramingError("bad chunk size line")
     size = int(match[1], 16)
@@ -156,7 +156,7 @@ class ChunkScanner:
 
     def _keep_cut(self, data: bytes, pos: int) -> None:
         self._cut = data[pos:]
-        if len(self._cut) > MAX_CHUNK_LINE:
+        if len(self._cut) > MAX_CHUNK_LINE + 1:  # a carriage return may be the last byte
             raise FramingError("a chunk-size or trailer line is too long")
         if b"\n" in self._cut:
             raise FramingError("a bare line feed")
@@ -205,6 +205,7 @@ class ChunkScanner:
                 return pos + 2
             line = data[pos:eol]
             self._trailer_bytes += len(line)
-            if self._trailer_bytes > MAX_TRAILERS or not _TRAILER_LINE.fullmatch(line):
+            long = len(line) > MAX_CHUNK_LINE or self._trailer_bytes > MAX_TRAILERS
+            if long or not _TRAILER_LINE.fullmatch(line):
                 raise FramingError("bad trailers")
             pos = eol + 2

@@ -145,7 +145,7 @@ def _request_is_chunked(fields: list[Field], http10: bool) -> bool:
     codings = split_tokens(values)
     if any(_TOKEN.fullmatch(c) and c not in (b"chunked", b"identity") for c in codings):
         raise HeadError(501, "unknown transfer coding")
-    if codings != [b"chunked"]:
+    if codings != [b"chunked"] or len(values) > 1 or b"," in values[0]:
         raise HeadError(400, "Transfer-Encoding is not exactly chunked")
     if http10:
         raise HeadError(400, "Transfer-Encoding in an HTTP/1.0 message")
