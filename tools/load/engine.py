@@ -273,38 +273,38 @@ class Engine:
                 self.book.add(self._row(job, trail, counted))
 
     async def _tries(self, job: Job, trail: _Trail, counted: bool) -> None:
-        gaps = self.book.gaps if counted else None
-        expect_done = job.stream and self.jobs.template.expects_done
+        """Bring one request to its end; with an admission controller, a refused one queues up again."""
         while True:
-            trail.answer = None
             ticket = await self._admission(trail) if self.gate else None
-            answer: Answer | None = None
             try:
-                while True:
-                    trail.tries += 1
-                    if trail.tries == 1:
-                        trail.sent = self.now()
-                    answer = await self.client.exchange(
-                        job.request, lambda: ResponseReader(expect_done, gaps), job.manners
-                    )
-                    self._judge(job, answer)
-                    trail.answer = answer
-                    trail.failures += 1
-                    wait = None
-                    if answer.outcome is not Outcome.OK:
-                        wait = self.policy.delay(answer, trail.failures, time.time())
-                    if wait is None:
-                        break
-                    self._retry(answer)
-                    trail.answer = None
-                    await asyncio.sleep(wait)
+                answer = await self._send(job, trail, counted)
             finally:
                 if self.gate and ticket is not None:
-                    self.gate.leave(ticket, answer)
-            if self.gate is None or answer is None or answer.status != 429:
+                    self.gate.leave(ticket, trail.answer)
+            if self.gate is None or answer.status != 429:
                 return
             self._retry(answer)
-            trail.failures = 0
+            trail.answer = None
+
+    async def _send(self, job: Job, trail: _Trail, counted: bool) -> Answer:
+        """Send until the policy is content or gives up; the answer is on the trail only once it is final."""
+        gaps = self.book.gaps if counted else None
+        expect_done = job.stream and self.jobs.template.expects_done
+        for failures in itertools.count(1):
+            trail.tries += 1
+            if trail.tries == 1:
+                trail.sent = self.now()
+            answer = await self.client.exchange(job.request, lambda: ResponseReader(expect_done, gaps), job.manners)
+            self._judge(job, answer)
+            wait = None
+            if answer.outcome is not Outcome.OK:
+                wait = self.policy.delay(answer, failures, time.time())
+            if wait is None:
+                break
+            self._retry(answer)
+            await asyncio.sleep(wait)
+        trail.answer = answer
+        return answer
 
     async def _admission(self, trail: _Trail) -> Ticket:
         assert self.gate is not None
@@ -360,10 +360,9 @@ class Engine:
 
 @dataclass
 class _Trail:
-    """What happened to one request so far."""
+    """What happened to one request so far; `answer` is its final one."""
 
     due: float
     sent: float = 0.0
     tries: int = 0
-    failures: int = 0
     answer: Answer | None = None

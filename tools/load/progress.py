@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Protocol
@@ -16,6 +17,7 @@ from tools.load.engine import Engine
 
 LINE_INTERVAL = 5.0
 BAR_INTERVAL = 0.25
+RATE_OVER = 2.0  # seconds that the rate is taken over, or it would jump with every request
 
 
 class _Display(Protocol):
@@ -80,14 +82,15 @@ def _display(stream: IO[str]) -> Iterator[tuple[_Display, float]]:
 
 async def show_progress(engine: Engine, stream: IO[str] = sys.stderr, seconds: float = 0.0) -> None:
     """Show how the run goes until cancelled; `seconds` is its length where the plan does not tell."""
-    ended_before, at_before = 0, 0.0
     with _display(stream) as (display, interval):
+        looks = deque([(0.0, 0)], maxlen=max(1, round(RATE_OVER / interval)))
         while True:
             await asyncio.sleep(interval)
             ended, good = engine.book.progress()
             now = engine.now()
-            rate = (ended - ended_before) / max(now - at_before, 1e-9)
-            ended_before, at_before = ended, now
+            before, ended_before = looks[0]
+            looks.append((now, ended))
+            rate = (ended - ended_before) / max(now - before, 1e-9)
             display.show(_share(engine, ended, seconds), _figures(engine, ended, good, rate))
 
 
