@@ -58,7 +58,9 @@ def test_numbers_are_said_in_the_unit_that_people_would_choose() -> None:
         "1.5 s",
         "1.5 min",
     ]
-    assert [charts.clock(seconds) for seconds in (0, 12.5, 200)] == ["0 s", "12.5 s", "3:20"]
+    assert [charts.clock(seconds) for seconds in (0, 12.5, 60, 200)] == ["0 s", "12.5 s", "1:00", "3:20"]
+    assert [words for _, words in charts.time_ticks(300.0, 8)] == ["0:00", "1:00", "2:00", "3:00", "4:00", "5:00"]
+    assert [words for _, words in charts.time_ticks(20.0, 4)] == ["0 s", "5 s", "10 s", "15 s", "20 s"]
 
 
 def test_a_scale_maps_its_ends_to_its_ends_and_holds_what_is_outside() -> None:

@@ -184,6 +184,15 @@ async def test_latency_counts_from_the_scheduled_send_so_a_queue_before_the_clie
     assert figures["generator"]["send_delay_p99_ms"] >= 500
 
 
+async def test_nothing_is_sent_before_it_is_due() -> None:
+    with serving(plain) as server:
+        for rate in ("40", "1500"):
+            engine = session.build_engine(parse(["--url", server.url, "--rate", rate, "--duration", "0.5"]))
+            book = await engine.run()
+            assert len(book) > 5
+            assert min(row.sent - row.due for row in book) >= 0
+
+
 async def test_the_aimd_client_lowers_its_limit_waits_and_loses_nothing() -> None:
     async def busy(exchange: Exchange) -> None:
         await (exchange.answer(429, b"{}", Retry_After="0.2") if 10 < exchange.number <= 20 else exchange.answer())

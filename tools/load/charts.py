@@ -16,6 +16,7 @@ from typing import Any
 WIDE, NARROW = 900, 350
 HEIGHT = 220
 HEAT_STEPS = 9
+_LONG_STEPS = (15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
@@ -84,8 +85,17 @@ def duration(ms: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a time within the run: 12 s, or 3:20 from two minutes on."""
-    return f"{seconds:.3g} s" if seconds < 120 else f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+    """Return a time within the run: 12 s, or 3:20 from one minute on."""
+    return f"{seconds:.3g} s" if seconds < 60 else f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+
+
+def time_ticks(span: float, at_most: int) -> list[tuple[float, str]]:
+    """Return moments for the axis of time with their words: plain seconds for a short run, minutes for a long one."""
+    if span < 120:
+        return [(value, f"{value:.3g} s") for value in ticks(span, at_most)]
+    step = next((step for step in _LONG_STEPS if span / step <= at_most), span)
+    moments = [step * index for index in range(int(span / step + 1e-9) + 1)]
+    return [(value, f"{int(value // 60)}:{int(value % 60):02d}") for value in moments]
 
 
 def both(draw: Callable[[int], str]) -> str:
@@ -125,10 +135,10 @@ class Plot:
         """Draw the axis of time."""
         base = self.height - self.bottom
         self.pieces.append(f'<path class="axis" d="M{self.left} {base}H{self.width - self.right}"/>')
-        for value in ticks(span, 8 if self.roomy else 4):
+        for value, words in time_ticks(span, 8 if self.roomy else 4):
             at = scale(value)
             anchor = "start" if value == 0 else "end" if at > self.width - self.right - 12 else "middle"
-            self.pieces.append(f'<text x="{at:.1f}" y="{base + 17}" text-anchor="{anchor}">{clock(value)}</text>')
+            self.pieces.append(f'<text x="{at:.1f}" y="{base + 17}" text-anchor="{anchor}">{words}</text>')
 
     def hover(self, left: float, right: float, words: str) -> None:
         """Say something when the pointer rests on a stretch; only drawn where there is a pointer."""

@@ -221,18 +221,17 @@ class Engine:
             self._spawn(self._perform(job, due))
 
     async def _until(self, due: float) -> None:
-        """Return when a request is due, never before, since timers of event loops go by whole milliseconds.
+        """Return when a request is due, never before: event loops round their timers, and may even wake early.
 
         After a long pause the last stretch is spent looking at the clock, which costs little then and makes the send
         exact.
         """
-        ahead = due - self.now()
-        if ahead < LONG_PAUSE:
-            await asyncio.sleep(ahead + 0.0005)
-            return
-        await asyncio.sleep(ahead - 0.0015)
-        while self.now() < due:  # noqa: ASYNC110 - a clock tells nobody when it gets there
-            await asyncio.sleep(0)
+        exact = due - self.now() > LONG_PAUSE
+        while (ahead := due - self.now()) > 0:
+            if not exact:
+                await asyncio.sleep(ahead + 0.0005)
+            else:
+                await asyncio.sleep(ahead - 0.0015 if ahead > 0.002 else 0.0)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

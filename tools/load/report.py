@@ -153,10 +153,14 @@ def _aimd(figures: dict[str, Any]) -> str:
         Series("in flight", "s2", charts.sparse([(at, flying) for at, _, flying, *_ in samples]), step=True),
         Series("limit", "s1", charts.sparse([(at, limit) for at, limit, *_ in samples]), step=True),
     ]
-    words = (
-        f"The client's limit on requests in flight went from {aimd['first']} down to {aimd['lowest']} and ended at "
-        f"{aimd['last']}: {aimd['decreases']} decreases, {aimd['increases']} increases. Red marks are refusals (429)."
-    )
+    words = f"The client's limit on requests in flight began at {aimd['first']}"
+    if aimd["decreases"] or aimd["increases"]:
+        words += f", went down to {aimd['lowest']} and ended at {aimd['last']}: {aimd['decreases']} decreases, "
+        words += f"{aimd['increases']} increases."
+    else:
+        words += " and stayed there."
+    if aimd["refused_at"]:
+        words += " Red marks are refusals (429)."
     return page.section(
         "AIMD admission", charts.lines("AIMD limit over time", series, span, "", aimd["refused_at"]), words
     )
