@@ -111,10 +111,19 @@ class MiniSlurm:
         wait_until(reached, timeout, lambda: f"job {job_id} is {seen.get('JobState')}, not {' or '.join(states)}")
         return seen
 
-    def hasten(self, job_id: str) -> None:
-        """Let a requeued job start now: Slurm holds it back for two minutes, until old credentials expire."""
-        self.wait_job(job_id, "PENDING")
-        self.run("scontrol", "update", f"jobid={job_id}", "starttime=now")
+    def hasten(self, job_id: str, timeout: float = 60) -> None:
+        """Let a requeued job run now: Slurm holds it back for two minutes, until old credentials expire.
+
+        Said again and again, because Slurm sets the time anew when the last of the old start is cleared away.
+        """
+
+        def started() -> bool:
+            job = self.job(job_id)
+            if job["JobState"] == "PENDING" and job["Reason"] == "BeginTime":
+                self.run("scontrol", "update", f"jobid={job_id}", "starttime=now", check=False)
+            return job["JobState"] not in ("PENDING", "COMPLETING", "CONFIGURING", "REQUEUED")
+
+        wait_until(started, timeout, lambda: f"{self.job(job_id)}")
 
     def wait_idle(self, timeout: float = 60) -> None:
         """Wait until no job is left and every node is idle."""
