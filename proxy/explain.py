@@ -38,15 +38,15 @@ _OWN_ANSWERS = {
     505: "the HTTP version is not supported",
 }
 
-# Why a backend was left out, in the order in which the choice rules them out.
-_LEFT_OUT = {
+# The words of balancer.Fleet.excluded, in the order in which a choice rules backends out.
+LEFT_OUT = {
     "draining": "draining",
     "tried": "tried already for this request",
-    "full": "at the connection limit",
+    "connection_limit": "at the connection limit",
     "unhealthy": "failing its health probes",
     "breaker": "behind an open breaker",
-    "overloaded": "with too deep a queue",
-    "penalized": "resting after a 429 (chosen only if nobody else can)",
+    "queue_depth": "with too deep a queue",
+    "retry_after": "resting after a 429",
 }
 
 
@@ -92,7 +92,8 @@ def explain(event: Event, choices: Sequence[Choice | None] | None, backends: Seq
     rounds = max(len(attempts), len(choices or ()))
     for index in range(rounds):
         choice = choices[index] if choices is not None and index < len(choices) else None
-        lines.append(f"{_ordinal(index)} choice: {_chosen(attempts, index) or _left_out(choice)}")
+        chosen = attempts[index].get("backend") if index < len(attempts) else None
+        lines.append(f"{_ordinal(index)} choice: {_repeated(attempts, index) or _left_out(choice, chosen)}")
         if index < len(attempts):
             lines.append(f"  attempt {index + 1}: {_attempt_details(attempts[index])}")
         else:
@@ -139,7 +140,7 @@ def _ordinal(index: int) -> str:
     return ("First", "Second", "Third")[index] if index < 3 else f"{index + 1}th"
 
 
-def _chosen(attempts: Sequence[Event], index: int) -> str:
+def _repeated(attempts: Sequence[Event], index: int) -> str:
     """Say how an attempt came about that needed no choice: after a dead idle connection (section 3, rule 5)."""
     if not 0 < index < len(attempts) or attempts[index - 1].get("outcome") != "stale_connection":
         return ""
@@ -147,12 +148,19 @@ def _chosen(attempts: Sequence[Event], index: int) -> str:
     return "the same backend again, on a new connection" if same else ""
 
 
-def _left_out(choice: Choice | None) -> str:
-    parts = []
+def _left_out(choice: Choice | None, chosen: object) -> str:
+    """Name who was left out, each backend once; the one that was chosen all the same (fail open) is told apart."""
+    parts, named = [], {chosen}
     for reason, ids in (choice or {}).items():
-        if ids:
-            parts.append(f"{', '.join(ids)} {_LEFT_OUT.get(reason, reason)}")
-    return f"left out: {'; '.join(parts)}" if parts else "every backend could be chosen"
+        fresh = [backend for backend in ids if backend not in named]
+        named.update(fresh)
+        if fresh:
+            parts.append(f"{', '.join(fresh)} {LEFT_OUT.get(reason, reason)}")
+    told = f"left out: {'; '.join(parts)}" if parts else "nobody else was left out" if choice else ""
+    against = [LEFT_OUT.get(reason, reason) for reason, ids in (choice or {}).items() if chosen in ids]
+    if against:
+        told += f"; {chosen} was chosen although {' and '.join(against)}, since nobody better was left"
+    return told or "every backend could be chosen"
 
 
 def _attempt_details(attempt: Event) -> str:

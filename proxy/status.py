@@ -85,6 +85,7 @@ def _told_backend(backend: Backend, history: History, now: float) -> dict[str, A
     return backend_entry(backend, now) | {
         "per_s": history.attempt_rate(backend),
         "reused": backend.reused,
+        "errors": backend.failures + sum(n for code, n in backend.responses.items() if code == 429 or code >= 500),
         "trips": breaker.trips,
         "open_for_s": open_for_s,
         "resting_s": max(backend.penalty_until - now, 0.0),

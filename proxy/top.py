@@ -22,7 +22,7 @@ PROGRAM = "dd-proxy top"
 BARS = "▁▂▃▄▅▆▇█"
 LINE_LENGTH = 30
 TOLD = 6
-HEADINGS = ("backend", "state", "health", "breaker", "active", "idle", "queue", "per s", "attempts", "failures")
+HEADINGS = ("backend", "state", "health", "breaker", "active", "idle", "queue", "per s", "attempts", "errors")
 
 Status = dict[str, Any]
 
@@ -98,7 +98,7 @@ def cells(backend: Status, limits: Status) -> tuple[str, ...]:
         str(backend["queue_depth"]) if known else "–",
         _rate(backend["per_s"]),
         str(backend["requests"]),
-        str(backend["failures"]),
+        str(backend["errors"]),
     )
 
 

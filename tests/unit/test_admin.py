@@ -279,14 +279,14 @@ async def test_recent_requests_are_listed_newest_first_and_told_one_by_one() -> 
     remember(
         endpoint,
         request_event("bad", failover=True, attempts=2, upstreams=attempts),
-        [{"overloaded": ["127.0.0.1:8002"]}, {"tried": ["127.0.0.1:8001"]}],
+        [{"queue_depth": ["127.0.0.1:8002"]}, {"tried": ["127.0.0.1:8001"]}],
     )
     assert [event["request_id"] for event in await value(endpoint, "/requests")] == ["bad", "good"]
     assert [event["request_id"] for event in await value(endpoint, "/requests?notable=1")] == ["bad"]
     assert [event["request_id"] for event in await value(endpoint, "/requests?limit=1")] == ["bad"]
     told = await value(endpoint, "/requests/bad")
     assert told["request"]["attempts"] == 2
-    assert told["choices"] == [{"overloaded": ["127.0.0.1:8002"]}, {"tried": ["127.0.0.1:8001"]}]
+    assert told["choices"] == [{"queue_depth": ["127.0.0.1:8002"]}, {"tried": ["127.0.0.1:8001"]}]
     assert "127.0.0.1:8001 answered 429 after 12 ms, 127.0.0.1:8002 served it" in told["explanation"][-1]
     assert (await ask(endpoint, "GET", "/requests?limit=many")).status == 400
 

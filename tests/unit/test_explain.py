@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.explain import duration, explain, sentence
-from proxy.outcome import CANCELLED, Failure
-from tests.unit.stand_in import attempt, request_event
+from proxy.explain import LEFT_OUT, duration, explain, sentence
+from proxy.outcome import CANCELLED, Failure, Verdict
+from tests.unit.stand_in import attempt, request_event, stand_in
 
 
 def told(*attempts: dict[str, Any], **fields: Any) -> str:
@@ -58,7 +58,7 @@ def test_the_long_story_says_who_was_left_out_of_each_choice_and_why() -> None:
     event = request_event(
         "r9", failover=True, attempts=2, upstreams=[attempt("a:1", "500", 0.02), attempt("b:1", "200", 0.3)]
     )
-    lines = explain(event, [{"overloaded": ["c:1"], "breaker": ["d:1"]}, {"tried": ["a:1"]}], ["a:1", "b:1"])
+    lines = explain(event, [{"queue_depth": ["c:1"], "breaker": ["d:1"]}, {"tried": ["a:1"]}], ["a:1", "b:1"])
     text = "\n".join(lines)
     assert "First choice: left out: c:1 with too deep a queue; d:1 behind an open breaker" in text
     assert "Second choice: left out: a:1 tried already for this request" in text
@@ -66,13 +66,40 @@ def test_the_long_story_says_who_was_left_out_of_each_choice_and_why() -> None:
     assert lines[-1] == "In short: a:1 answered 500 after 20 ms, b:1 served it."
 
 
+def test_a_backend_that_is_ruled_out_twice_is_named_once() -> None:
+    event = request_event(upstreams=[attempt("a:1", "429", 0.02), attempt("b:1", "200", 0.3)])
+    lines = explain(event, [None, {"tried": ["a:1"], "retry_after": ["a:1", "c:1"]}], ["a:1"])
+    assert "Second choice: left out: a:1 tried already for this request; c:1 resting after a 429" in lines
+
+
+def test_a_backend_that_was_chosen_although_it_is_ill_is_told_so() -> None:
+    lines = explain(request_event(upstreams=[attempt("a:1", "200", 0.02)]), [{"unhealthy": ["a:1", "b:1"]}], ["a:1"])
+    [choice] = [line for line in lines if line.startswith("First choice")]
+    assert choice.startswith("First choice: left out: b:1 failing its health probes; a:1 was chosen although ")
+
+
+def test_every_reason_that_the_fleet_gives_has_its_words() -> None:
+    fleet = stand_in(3, breaker_failure_threshold=1, max_connections_per_backend=1).fleet
+    one = next(iter(fleet))
+    fleet.set_draining(one, True)
+    fleet.lease(one, 0.0)
+    for _ in range(2):
+        fleet.record_probe(one, False)
+    fleet.record_verdict(one, Verdict.FAILURE, False, 0.0)
+    fleet.record_depth(one, 999, 0.0)
+    fleet.penalize(one, 5, 0.0)
+    assert set(fleet.excluded(0.0, one.bit) or {}) == set(LEFT_OUT)
+
+
 def test_the_long_story_tells_a_choice_that_found_nobody() -> None:
     event = request_event(final_status=429, attempts=0, upstreams=[])
-    assert "  nobody was left to try" in explain(event, [{"overloaded": ["a:1"]}], ["a:1"])
+    assert "  nobody was left to try" in explain(event, [{"queue_depth": ["a:1"]}], ["a:1"])
 
 
 def test_the_long_story_tells_a_fresh_connection_to_the_same_backend() -> None:
-    event = request_event(upstreams=[attempt("a:1", "stale_connection", 0.001), attempt("a:1", "200", 0.2, reused=False)])
+    event = request_event(
+        upstreams=[attempt("a:1", "stale_connection", 0.001), attempt("a:1", "200", 0.2, reused=False)]
+    )
     assert "Second choice: the same backend again, on a new connection" in explain(event, None, ["a:1"])
 
 

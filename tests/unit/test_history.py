@@ -22,12 +22,12 @@ def test_a_reader_gets_everything_first_and_then_only_what_is_new() -> None:
         sample(history, endpoint, step * 2.0)
     first = history.since(0)
     assert first["requests_per_s"] == [None, 5.0, 5.0]
-    assert first["backends"] == {"127.0.0.1:8001": {"depth": [0.0, 1.0, 2.0], "active": [0.0, 0.0, 0.0]}}
+    assert first["backends"] == {"127.0.0.1:8001": {"depth": [0.0, 1.0, 2.0]}}
     assert (first["from"], first["taken"]) == (0, 3)
     sample(history, endpoint, 6.0)
     more = history.since(3)
     assert (more["from"], more["requests_per_s"], more["active"]) == (3, [0.0], [0])
-    assert more["backends"] == {"127.0.0.1:8001": {"depth": [None], "active": [0.0]}}, "a stale depth is not known"
+    assert more["backends"] == {"127.0.0.1:8001": {"depth": [None]}}, "a stale depth is not known"
     assert history.since(4)["requests_per_s"] == []
 
 

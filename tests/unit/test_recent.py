@@ -73,5 +73,5 @@ def test_memory_stays_bounded_when_hundreds_of_backends_are_left_out_of_every_ch
     recent = RecentRequests(max_bytes=100_000)
     ids = [f"127.0.0.1:{port}" for port in range(1000)]
     for n in range(100):
-        recent.add(str(n), line(str(n), failover=True), [{"overloaded": ids}, {"tried": ids[:1], "overloaded": ids}])
+        recent.add(str(n), line(str(n), failover=True), [{"queue_depth": ids}, {"tried": ids[:1], "queue_depth": ids}])
     assert len(recent.lines(999)) == len(recent.lines(999, notable=True)) < 10

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proxy import side_port
 from proxy.side_port import MAX_BODY_BYTES, SidePort, start_side_port
@@ -51,6 +53,7 @@ class Client:
         return await self.read(bodyless=bodyless)
 
     async def ended(self) -> bool:
+        """Wait for the end of the connection; True when nothing came before it."""
         async with asyncio.timeout(10):
             with contextlib.suppress(ConnectionError):
                 return await self.reader.read() == b""
@@ -234,6 +237,48 @@ async def test_changes_without_a_token_depend_on_where_the_port_is_bound(host: s
     assert port.admin.changes() == word
     port.close()
     await port.wait_closed()
+
+
+PIECES = [
+    *(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /backends HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n{}}"),
+    *(b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n", b"\n", b"\0"),
+    *(
+        b"GET http://a/ HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
+        b"GET /requests/%ff%00 HTTP/1.0\r\n\r\n",
+    ),
+    *(
+        b"PUT /scale HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"3\r\nabc\r\n",
+        b"0\r\n\r\n",
+        b"zz\r\n",
+    ),
+    *(
+        b"Expect: 100-continue\r\n",
+        b"DELETE /backends/%2F?timeout=%00 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"HEAD /metrics HTTP/1.1\r\n",
+    ),
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=40), max_size=6), st.integers(1, 50))
+def test_whatever_arrives_it_answers_or_closes_and_nothing_fails_inside(pieces: list[bytes], cut: int) -> None:
+    async def story() -> None:
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        data = b"".join(pieces)
+        async with serving() as served:
+            client = await served.connect()
+            with contextlib.suppress(ConnectionError):
+                for start in range(0, len(data), cut):
+                    client.writer.write(data[start : start + cut])
+                    await client.writer.drain()
+                client.writer.write_eof()
+            await client.ended()
+            assert (await (await served.connect()).ask(GET)).status == 200
+        assert told == []
+
+    asyncio.run(story())
 
 
 def test_it_serves_on_uvloop_as_on_asyncio() -> None:
