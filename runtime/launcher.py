@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from runtime.steps import StepSpec
+from runtime.steps import Role, StepSpec
 
 Feed = Callable[[bytes], None]
+# What these write belongs to the attempt and is private; what users' commands write is their affair.
+_OWN_STEPS = frozenset({Role.ENDPOINT, Role.MONITOR, Role.PREFLIGHT})
 
 
 class StepError(Exception):
@@ -81,6 +83,7 @@ class Launcher:
                 stderr=err,
                 env=dict(environment),
                 process_group=0,
+                umask=0o077 if spec.role in _OWN_STEPS else -1,
             )
         except OSError as error:
             for descriptor in (out, err, reader, writer):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from runtime.layout import AttemptDir, LayoutError
 from runtime.plan import Plan, plan_from_json
 from runtime.probe import get
 from runtime.services import Services, read_services
+from runtime.signals import SignalInbox
 from runtime.state import HealthRecord, StateError, utc_now, write_json
 from runtime.steps import deployment_of
 
@@ -124,19 +124,23 @@ def targets(plan: Plan, services: Services) -> tuple[Target, ...]:
     return tuple(found)
 
 
-async def _watch(attempt: AttemptDir) -> None:
+async def _watch(attempt: AttemptDir, inbox: SignalInbox) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
+    inbox.attach(asyncio.get_running_loop(), lambda _: stop.set())
     plan = plan_from_json(json.loads(attempt.plan_json.read_bytes()))
     await Monitor(attempt, plan, read_services(attempt)).run(stop)
 
 
 def main_monitor(*, attempt_dir: Path) -> int:
     """Run the monitor of an attempt until TERM; 0 after its final snapshot, 1 when it cannot work."""
+    inbox = SignalInbox()
+    inbox.install()
     try:
-        asyncio.run(_watch(AttemptDir(attempt_dir.absolute())))
+        with asyncio.Runner() as runner:
+            try:
+                runner.run(_watch(AttemptDir(attempt_dir.absolute()), inbox))
+            finally:
+                inbox.finish()  # Slurm sends TERM twice at times; the second must not spoil the exit code
     except (StateError, LayoutError, OSError, ValueError) as error:
         print(f"dd-proxy monitor: {error}", file=sys.stderr)
         return 1

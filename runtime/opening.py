@@ -61,8 +61,12 @@ def open_slurm(given: AttemptDir, job: JobRef, lost_nodes: LostNodes) -> tuple[A
     attempts = find_attempts(given.path)
     for earlier in attempts:
         record = read_attempt(earlier.path)
-        if record is not None and not record.state.terminal and _before(record, job):
+        if record is None or not _before(record, job):
+            continue
+        if not record.state.terminal:
             close_left_open(earlier, record, lost_nodes)
+        elif record.state is AttemptState.SUCCEEDED:  # the requeue came between its verdict and its exit
+            raise AlreadyWon(f"{earlier.path} has succeeded already")
     last = attempts[-1]
     record = read_attempt(last.path)
     if record is None or record.state in (AttemptState.CREATED, AttemptState.SUBMITTED):

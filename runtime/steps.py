@@ -24,8 +24,6 @@ from runtime.units import slurm_mebibytes
 MONITOR = "monitor"
 CLIENT = "client"
 PREFLIGHT = "preflight"
-ENDPOINT_MEMORY = 2 * 2**30
-MONITOR_MEMORY = 512 * 2**20
 # A plan's literal values travel under these names to the batch job; no step needs another one's.
 DETACHED_ENV = "DD_PROXY_PLAN_ENV_"
 # What sbatch was asked for comes back to srun as defaults; a step asks for its own share, and some exclude each other.
@@ -49,7 +47,10 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """One step to start. `node` None: on every node. `gpus` are indexes for a local run; Slurm picks its own."""
+    """One step to start. `node` None: on every node. `gpus` are indexes for a local run; Slurm picks its own.
+
+    `memory_bytes` None takes what the job has (`--mem=0`), which an overlapping step shares and never waits for.
+    """
 
     name: str
     role: Role
@@ -110,7 +111,6 @@ def endpoint_step(
         role=Role.ENDPOINT,
         command=command,
         node=services.head.name,
-        memory_bytes=ENDPOINT_MEMORY,
         stop_timeout_s=plan.runtime.drain_timeout_s,
         deployment=deployment.name,
         listens=True,
@@ -124,7 +124,6 @@ def monitor_step(services: Services, attempt: AttemptDir, own: Sequence[str]) ->
         role=Role.MONITOR,
         command=(*own, "monitor", "--attempt-dir", str(attempt.path)),
         node=services.head.name,
-        memory_bytes=MONITOR_MEMORY,
     )
 
 
@@ -150,7 +149,7 @@ def client_values(endpoints: Sequence[Endpoint], attempt: AttemptDir) -> dict[st
 def preflight_step(attempt: AttemptDir, own: Sequence[str]) -> StepSpec:
     """Describe the step that looks at every node before a replica starts there."""
     command = (*own, "run", "--preflight", "--attempt-dir", str(attempt.path))
-    return StepSpec(name=PREFLIGHT, role=Role.PREFLIGHT, command=command, node=None, memory_bytes=MONITOR_MEMORY)
+    return StepSpec(name=PREFLIGHT, role=Role.PREFLIGHT, command=command, node=None)
 
 
 def srun_arguments(spec: StepSpec, nodes: Sequence[str], identity: Path, own: Sequence[str]) -> list[str]:

@@ -103,8 +103,11 @@ def slurm_name(view: JobView) -> tuple[Classification, str] | None:
 
 
 def needs_slurm(cause: Cause) -> bool:
-    """Tell whether Slurm must be asked before this cause is named. A client that exited 0 ended by itself."""
-    return cause.trigger in ASK_SLURM and not (cause.trigger is Trigger.CLIENT_EXITED and cause.exit_code == 0)
+    """Tell whether Slurm must be asked before this cause is named.
+
+    Even a client that exited 0 may only have obeyed Slurm's TERM; were that a success, a requeued job would run twice.
+    """
+    return cause.trigger in ASK_SLURM
 
 
 def name_cause(cause: Cause, view: JobView | None) -> Cause:

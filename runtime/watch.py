@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from contextlib import suppress
 
 from runtime.layout import AttemptDir
 from runtime.look import look_at
 from runtime.planfile import read_resolved
 from runtime.progress import follow
+from runtime.state import read_attempt
+
+LOOK_S = 15.0  # the state file is read every second, but Slurm is asked seldom: a job may pend for days
 
 
 def watch(attempt: AttemptDir) -> None:
@@ -21,10 +25,17 @@ def watch(attempt: AttemptDir) -> None:
     Raises LayoutError, StateError.
     """
     plan = read_resolved(attempt)
+    looked_at = time.monotonic()
 
     def ended() -> bool:
-        seen = look_at(attempt)
-        return seen.attempt.state.terminal or seen.orphaned
+        nonlocal looked_at
+        record = read_attempt(attempt.path)
+        if record is None or record.state.terminal:
+            return True
+        if time.monotonic() - looked_at < LOOK_S:
+            return False
+        looked_at = time.monotonic()
+        return look_at(attempt).orphaned
 
     with suppress(KeyboardInterrupt):
         asyncio.run(follow(attempt, plan, sys.stdout, ended))

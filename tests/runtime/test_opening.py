@@ -131,3 +131,13 @@ def test_a_winner_that_was_published_before_the_crash_stays_a_success(attempt: A
     closed = read_attempt(attempt.path)
     assert closed is not None and closed.classification is Classification.SUCCEEDED
     assert not attempt.following().path.exists()
+
+
+def test_a_requeue_after_a_success_runs_nothing_again(attempt: AttemptDir) -> None:
+    begin(attempt, FIRST)
+    record = read_attempt(attempt.path)
+    assert record is not None
+    write_json(attempt.attempt_json, record.end(Classification.SUCCEEDED, None))
+    with pytest.raises(AlreadyWon):
+        open_slurm(attempt, SECOND, none_lost)
+    assert not attempt.following().path.exists()

@@ -80,7 +80,7 @@ def test_a_cause_has_its_own_name_when_slurm_did_nothing(
 @pytest.mark.parametrize(("trigger", "exit_code"), list(itertools.product(Trigger, (0, 1))))
 def test_slurm_is_asked_about_every_end_that_it_may_have_caused(trigger: Trigger, exit_code: int) -> None:
     told = cause(trigger, exit_code)
-    own_doing = trigger in (T.TIME_LIMIT, T.INTERNAL_ERROR) or (trigger is T.CLIENT_EXITED and exit_code == 0)
+    own_doing = trigger in (T.TIME_LIMIT, T.INTERNAL_ERROR)
     assert needs_slurm(told) is not own_doing
     named = name_cause(told, view(completing=True, requeued=True)).named
     assert (named is C.PREEMPTED) is not own_doing
