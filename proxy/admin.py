@@ -101,29 +101,15 @@ class Admin:
 
     def _authorize(self, request: Request) -> None:
         token = self._endpoint.config.admin_token
-        if token is None and not self.loopback:
-            raise Refused(403, "changes need --admin-token-file, since the side port is not bound to loopback")
-        self._check_origin(request, trusted=token is not None)
         if token is None:
+            if not self.loopback:
+                raise Refused(403, "changes need --admin-token-file, since the side port is not bound to loopback")
+            _check_origin(request)
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         matches = hmac.compare_digest(given.strip(" \t").encode("latin-1"), token.encode())
         if scheme.lower() != "bearer" or not matches:
             raise Refused(401, "changes need the admin token: Authorization: Bearer …", ("WWW-Authenticate", "Bearer"))
-
-    def _check_origin(self, request: Request, *, trusted: bool) -> None:
-        """Refuse what a foreign web page makes a browser send: it would come from loopback too.
-
-        Browsers send Origin with every change. It must be this very server; and without a token the server must not be
-        called by a name that somebody else's DNS could point here.
-        """
-        origin, host = request.headers.get("origin"), request.headers.get("host", "")
-        if origin is None:
-            return
-        if origin.partition("://")[2] != host:
-            raise Refused(403, "changes are taken from this server's own page only")
-        if not trusted and not _is_local_name(host):
-            raise Refused(403, "without a token, changes are taken from a page at an IP address or localhost only")
 
     # ------------------------------------------------------------------ backends
 
@@ -210,6 +196,21 @@ def _only(allowed: tuple[str, ...], method: str) -> None:
         return
     shown = ", ".join(sorted({*allowed, *(("HEAD",) if "GET" in allowed else ())}))
     raise Refused(405, f"this path takes {shown}", ("Allow", shown))
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse what a foreign web page makes a browser send: it would come from loopback too.
+
+    Browsers send Origin with every change. It must be this very server, called by a name that nobody else's DNS can
+    point here. With a token this is not needed: no foreign page knows it.
+    """
+    origin, host = request.headers.get("origin"), request.headers.get("host", "")
+    if origin is None:
+        return
+    if origin.partition("://")[2] != host:
+        raise Refused(403, "without a token, changes are taken from this server's own page only")
+    if not _is_local_name(host):
+        raise Refused(403, "without a token, changes are taken from a page at an IP address or localhost only")
 
 
 def _wanted_backend(body: bytes) -> tuple[str, bool]:

@@ -13,6 +13,8 @@ from proxy.recent import Choice
 
 Event = Mapping[str, Any]
 
+LISTED = 8
+
 _FAILED = {
     "connect_error": "{backend} could not be reached",
     "connect_timeout": "{backend} accepted no connection within {time}",
@@ -87,7 +89,7 @@ def explain(event: Event, choices: Sequence[Choice | None] | None, backends: Seq
         f"Ended {event.get('ts')} with status {event.get('final_status')} after {duration(event.get('total_s'))}, "
         f"{'complete' if event.get('complete') else 'not complete'}; "
         f"{event.get('bytes_in')} bytes of body came in, {event.get('bytes_out')} went out.",
-        f"Backends now: {', '.join(backends) or 'none'}",
+        f"Backends now: {_some(backends) or 'none'}",
     ]
     rounds = max(len(attempts), len(choices or ()))
     for index in range(rounds):
@@ -140,6 +142,12 @@ def _ordinal(index: int) -> str:
     return ("First", "Second", "Third")[index] if index < 3 else f"{index + 1}th"
 
 
+def _some(ids: Sequence[str]) -> str:
+    """List backends, and only count those beyond the first few."""
+    rest = len(ids) - LISTED
+    return ", ".join(ids) if rest <= 1 else f"{', '.join(ids[:LISTED])} and {rest} more"
+
+
 def _repeated(attempts: Sequence[Event], index: int) -> str:
     """Say how an attempt came about that needed no choice: after a dead idle connection (section 3, rule 5)."""
     if not 0 < index < len(attempts) or attempts[index - 1].get("outcome") != "stale_connection":
@@ -155,7 +163,7 @@ def _left_out(choice: Choice | None, chosen: object) -> str:
         fresh = [backend for backend in ids if backend not in named]
         named.update(fresh)
         if fresh:
-            parts.append(f"{', '.join(fresh)} {LEFT_OUT.get(reason, reason)}")
+            parts.append(f"{_some(fresh)} {LEFT_OUT.get(reason, reason)}")
     told = f"left out: {'; '.join(parts)}" if parts else "nobody else was left out" if choice else ""
     against = [LEFT_OUT.get(reason, reason) for reason, ids in (choice or {}).items() if chosen in ids]
     if against:

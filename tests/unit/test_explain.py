@@ -78,6 +78,13 @@ def test_a_backend_that_was_chosen_although_it_is_ill_is_told_so() -> None:
     assert choice.startswith("First choice: left out: b:1 failing its health probes; a:1 was chosen although ")
 
 
+def test_hundreds_of_backends_are_counted_rather_than_listed() -> None:
+    ids = [f"n{number}:1" for number in range(200)]
+    lines = explain(request_event(final_status=429, upstreams=[]), [{"queue_depth": ids}], ids)
+    assert all(len(line) < 200 for line in lines)
+    assert "n7:1 and 192 more with too deep a queue" in "\n".join(lines)
+
+
 def test_every_reason_that_the_fleet_gives_has_its_words() -> None:
     fleet = stand_in(3, breaker_failure_threshold=1, max_connections_per_backend=1).fleet
     one = next(iter(fleet))

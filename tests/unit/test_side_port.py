@@ -261,8 +261,10 @@ PIECES = [
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=40), max_size=6), st.integers(1, 50))
-def test_whatever_arrives_it_answers_or_closes_and_nothing_fails_inside(pieces: list[bytes], cut: int) -> None:
+@given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=40), max_size=6), st.integers(1, 50), st.booleans())
+def test_whatever_arrives_it_answers_or_closes_and_nothing_fails_inside(
+    pieces: list[bytes], cut: int, fast: bool
+) -> None:
     async def story() -> None:
         told: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
@@ -278,7 +280,8 @@ def test_whatever_arrives_it_answers_or_closes_and_nothing_fails_inside(pieces: 
             assert (await (await served.connect()).ask(GET)).status == 200
         assert told == []
 
-    asyncio.run(story())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if fast else None) as runner:
+        runner.run(story())
 
 
 def test_it_serves_on_uvloop_as_on_asyncio() -> None:
