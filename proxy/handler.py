@@ -320,6 +320,7 @@ class Exchange:
             "total_s": _micro(now - self.started),
             "upstreams": [_entry(a) for a in attempts],
         }
+        attempts.clear()  # they refer to this exchange: without the cycle it is freed at once, not by the collector
         endpoint.exchange_ended(self, entry, now - self.started, self._choices)
 
 

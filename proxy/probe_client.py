@@ -23,6 +23,7 @@ BUFFER_BYTES = 256 * 1024
 _line_kinds = LineKinds()  # of heads without credentials
 
 BodySink = Callable[[memoryview], None]
+Done = Callable[[int | Exception], None]
 
 
 class ProbeFailed(Exception):
@@ -37,8 +38,11 @@ class ProbeClient(asyncio.BufferedProtocol):
         self._connector = connector
         self._view = memoryview(buffer)
         self._transport: asyncio.Transport | None = None
-        self._done: asyncio.Future[int] | None = None
+        self._dialling: asyncio.Task[None] | None = None
+        self._path = ""
         self._sink: BodySink | None = None
+        self._done: Done | None = None
+        self._again = False  # a kept connection is in use: when it proves dead, another one is made
         self._reset()
 
     def _reset(self) -> None:
@@ -48,46 +52,77 @@ class ProbeClient(asyncio.BufferedProtocol):
         self._chunks: ChunkScanner | None = None
         self._keep_alive = False
 
-    async def get(self, path: str, sink: BodySink | None = None) -> int:
-        """Send one GET and return the status of its whole response; `sink` gets the body's pieces as views.
+    def start(self, path: str, sink: BodySink | None, done: Done) -> None:
+        """Send one GET; `done` gets the status of the whole response, or an OSError or ProbeFailed.
 
-        A view is valid during its call only. Raises OSError or ProbeFailed. Nothing limits the time: the caller does,
-        and after cancellation the connection is closed. A kept connection that proves dead is replaced once.
+        `sink` gets the body's pieces as views, each valid during its call only. Nothing limits the time: the caller
+        closes when it has waited enough, and then `done` is not called. A kept connection that proves dead is replaced.
         """
-        reused = self._transport is not None
-        try:
-            return await self._get(path, sink)
-        except (OSError, ProbeFailed):
-            if not reused:
-                raise
-            return await self._get(path, sink)
-
-    async def _get(self, path: str, sink: BodySink | None) -> int:
+        self._path, self._sink, self._done = path, sink, done
+        self._again = self._transport is not None
         if self._transport is None:
-            await self._connector.connect(self._backend, lambda: self)
-        assert self._transport is not None
-        self._reset()
-        self._sink = sink
-        self._done = asyncio.get_running_loop().create_future()
-        self._transport.write(
-            b"GET %b HTTP/1.1\r\nHost: %b\r\nAccept: */*\r\n\r\n" % (path.encode("ascii"), self._backend.authority)
-        )
+            self._dial()
+        else:
+            self._send(self._transport)
+
+    async def get(self, path: str, sink: BodySink | None = None) -> int:
+        """Send one GET and return the status of its whole response; see `start`.
+
+        Raises OSError or ProbeFailed; after cancellation the connection is closed.
+        """
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def done(result: int | Exception) -> None:
+            if not future.done():
+                if isinstance(result, int):
+                    future.set_result(result)
+                else:
+                    future.set_exception(result)
+
+        self.start(path, sink, done)
         try:
-            status = await self._done
+            return await future
         except BaseException:
             self.close()
             raise
-        finally:
-            self._done = self._sink = None
-        if not self._keep_alive:
-            self.close()
-        return status
+
+    def _dial(self) -> None:
+        self._dialling = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            await self._connector.connect(self._backend, lambda: self)
+        except OSError as e:
+            self._dialling = None
+            self._end(e)
+            return
+        self._dialling = None
+        if self._transport is not None:
+            self._send(self._transport)
+
+    def _send(self, transport: asyncio.Transport) -> None:
+        self._reset()
+        transport.write(
+            b"GET %b HTTP/1.1\r\nHost: %b\r\nAccept: */*\r\n\r\n" % (self._path.encode(), self._backend.authority)
+        )
 
     def close(self) -> None:
-        """Close the connection; the next request makes a new one."""
+        """Close the connection and forget the request; the next one makes a new connection."""
+        self._done = self._sink = None
+        if self._dialling is not None:
+            self._dialling.cancel()
+            self._dialling = None
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
+
+    def _end(self, result: int | Exception) -> None:
+        done = self._done
+        self._done = self._sink = None
+        if not self._keep_alive:
+            self.close()
+        if done is not None:
+            done(result)
 
     # ------------------------------------------------------------------ asyncio.BufferedProtocol
 
@@ -101,9 +136,10 @@ class ProbeClient(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio.BufferedProtocol."""
-        if self._done is None or self._done.done():
+        if self._done is None:
             self.close()  # bytes that nobody asked for
             return
+        self._again = False
         try:
             self._take(self._view[:nbytes])
         except (HeadError, FramingError) as e:
@@ -112,7 +148,7 @@ class ProbeClient(asyncio.BufferedProtocol):
     def eof_received(self) -> None:
         """See asyncio.BaseProtocol."""
         if self._status and self._left < 0 and self._chunks is None:
-            self._finish()
+            self._end(self._status)
         else:
             self._fail(ProbeFailed("the connection ended before the response did"))
 
@@ -161,7 +197,7 @@ class ProbeClient(asyncio.BufferedProtocol):
             self._chunks.pieces.clear()
             if end >= 0:
                 self._keep_alive = self._keep_alive and end == len(data)
-                self._finish()
+                self._end(self._status)
         elif self._left < 0:
             self._give(data)
         else:
@@ -169,16 +205,19 @@ class ProbeClient(asyncio.BufferedProtocol):
             self._keep_alive = self._keep_alive and len(data) <= self._left
             self._left = max(self._left - len(data), 0)
             if self._left == 0:
-                self._finish()
+                self._end(self._status)
 
     def _give(self, piece: memoryview) -> None:
         if self._sink is not None and piece:
             self._sink(piece)
 
-    def _finish(self) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_result(self._status)
-
-    def _fail(self, error: BaseException) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_exception(error)
+    def _fail(self, error: Exception) -> None:
+        if self._done is None:
+            return
+        if self._again:
+            self._again = False
+            self._transport = None
+            self._dial()
+            return
+        self._keep_alive = False
+        self._end(error)

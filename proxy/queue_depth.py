@@ -10,6 +10,7 @@ import math
 
 ENGINE_SERIES = {"vllm": b"num_requests_waiting", "sglang": b"num_queue_reqs"}
 MAX_LINE_BYTES = 64 * 1024
+WINDOW_BYTES = 32 * 1024  # copied out of the shared buffer at a time, until the series were found
 SLACK_BYTES = 16 * 1024  # pages grow by a few digits between two samples, so a series stays near its last place
 
 
@@ -44,9 +45,10 @@ class DepthReader:
 
     def feed(self, piece: memoryview) -> None:
         """Take the next piece of the page; it is not kept."""
-        skip = max(self._from - self._offset, 0)
-        if not self._done and skip < len(piece):
-            self._search(bytes(piece[skip:]), self._offset + skip)
+        at = max(self._from - self._offset, 0)
+        while not self._done and at < len(piece):
+            self._search(bytes(piece[at : at + WINDOW_BYTES]), self._offset + at)
+            at += WINDOW_BYTES
         self._offset += len(piece)
 
     def finish(self) -> float | None:
