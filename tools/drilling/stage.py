@@ -10,6 +10,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -86,11 +87,7 @@ class Stage:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            arguments = self.drill.replicas.arguments()
-            for index in range(self.drill.replicas.count):
-                replica = StandIn(self.directory / f"replica-{index}.log", arguments)
-                self.replicas.append(replica)
-                stack.callback(replica.kill)
+            self._start_replicas(stack)
             urls = [f"http://{replica.backend}" for replica in self.replicas]
             log = self.directory / "proxy.log"
             options = self.drill.proxy_arguments()
@@ -98,6 +95,20 @@ class Stage:
             self._proxy.wait_ready()
             self._stack = stack.pop_all()
         return self
+
+    def _start_replicas(self, stack: contextlib.ExitStack) -> None:
+        """Start all of them side by side; the stack ends those that came up, even if another one did not."""
+        arguments = self.drill.replicas.arguments()
+
+        def start(index: int) -> StandIn:
+            return StandIn(self.directory / f"replica-{index}.log", arguments)
+
+        with ThreadPoolExecutor(self.drill.replicas.count) as pool:
+            starting = [pool.submit(start, index) for index in range(self.drill.replicas.count)]
+        for future in starting:
+            if future.exception() is None:
+                stack.callback(future.result().kill)
+        self.replicas = [future.result() for future in starting]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stack.close()
