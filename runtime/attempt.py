@@ -17,10 +17,10 @@ from runtime.own import own_command
 from runtime.placement import Placed
 from runtime.plan import Plan
 from runtime.services import Services, services_path
-from runtime.site import Note, Refusal, Site
+from runtime.site import Note, Refusal, Site, SiteError
 from runtime.state import HealthFailure, HealthRecord, ReadinessState, StateError, read_health, utc_now, write_json
 from runtime.steps import Role, StepSpec
-from runtime.verdict import Cause, Trigger, describe_exit, describe_failure
+from runtime.verdict import Cause, JobView, Trigger, describe_exit, describe_failure
 
 
 class Attempt:
@@ -91,6 +91,14 @@ class Attempt:
             self.journal.event("health_unreadable", reason=str(error))
             return None
 
+    async def view(self, node: str | None) -> JobView | None:
+        """Ask what the site does to the attempt; None as well when it cannot be asked, which an event tells."""
+        try:
+            return await self.site.view(node)
+        except SiteError as error:
+            self.journal.event("site_silent", reason=str(error))
+            return None
+
     def note(self) -> Note:
         """Give the observer that turns signals into events."""
 
@@ -119,7 +127,7 @@ class Attempt:
 
     def _loss(self, step: Step, code: int) -> HealthFailure:
         backend = self.side_port(step) if step.spec.role is Role.ENDPOINT else step.spec.backend
-        reason = f"{step.name} {describe_exit(code)}; see {self._log(step)}"
+        reason = f"{step.name} {describe_exit(code)} on {step.spec.node}; see {self._log(step)}"
         return HealthFailure(utc_now(), step.spec.deployment, backend, "launcher", reason)
 
     def _log(self, step: Step) -> str:

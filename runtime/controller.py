@@ -48,10 +48,11 @@ from runtime.state import (
 )
 from runtime.steps import Role, stats_path
 from runtime.teardown import Teardown
-from runtime.verdict import Cause, Facts, Trigger, Verdict, describe_failure, judge, name_cause, needs_slurm
+from runtime.verdict import Cause, Facts, Trigger, Verdict, describe_failure, judge, name_cause, needs_slurm, slurm_name
 
 # A client that lost its endpoint may end before the endpoint's own end has been seen.
 LOSS_GRACE_S = 0.5
+SECOND_LOOK_S = 0.5
 _EXIT_REASONS = {
     signal.SIGTERM: "cancelled by SIGTERM",
     signal.SIGINT: "cancelled by SIGINT",
@@ -122,7 +123,12 @@ class Controller:
         if not needs_slurm(cause):
             return name_cause(cause, None)
         node = next((node for failure, node in self._attempt.losses if failure == cause.failure), None)
-        return name_cause(cause, await self._attempt.site.view(node))
+        view = await self._attempt.view(node)
+        if cause.trigger is Trigger.SERVICE_LOST and view is not None and slurm_name(view) is None:
+            # The launcher of a step on a lost node ends before Slurm shows what happened to node and job.
+            await asyncio.sleep(SECOND_LOOK_S)
+            view = await self._attempt.view(node)
+        return name_cause(cause, view)
 
     async def _earlier_loss(self, cause: Cause) -> Cause:
         attempt = self._attempt

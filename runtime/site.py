@@ -65,7 +65,7 @@ class Site(Protocol):
         """Kill the step's task."""
 
     async def view(self, node: str | None) -> JobView | None:
-        """Ask what the site is doing to the attempt, and to `node`; None when there is nothing to ask."""
+        """Ask what the site is doing to the attempt, and to `node`; None: nothing to ask. Raises SiteError."""
 
     async def close(self) -> None:
         """Give back what the site holds."""

@@ -135,11 +135,13 @@ class SlurmSite:
             step.process.terminate()
 
     async def view(self, node: str | None) -> JobView | None:
-        """Ask what Slurm does to the job, and whether it lost `node`; None when it does not answer in time."""
+        """Ask what Slurm does to the job, and whether it lost `node`; None when it forgot the job. Raises SiteError."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(self._view, node), VIEW_TIMEOUT_S)
-        except (TimeoutError, SlurmError):
-            return None
+        except TimeoutError:
+            raise SiteError(f"Slurm did not answer within {VIEW_TIMEOUT_S:g} s") from None
+        except SlurmError as error:
+            raise SiteError(str(error)) from None
 
     def _view(self, node: str | None) -> JobView | None:
         job = slurm.show_job(self._job.id)

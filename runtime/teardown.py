@@ -134,7 +134,7 @@ class Teardown:
         if self._cause.named in ORDERED or attempt.journal.readiness.state is not ReadinessState.READY:
             return
         for failure, node in attempt.losses[:1]:
-            view = await attempt.site.view(node)
+            view = await attempt.view(node)
             name = None if view is None else slurm_name(view)
             if name is None or name[0] is Classification.NODE_LOST:
                 attempt.journal.lose(failure)

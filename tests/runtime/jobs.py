@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from runtime.own import own_command
@@ -72,15 +74,11 @@ class SlurmRun:
 
     def launcher(self, step: str) -> int:
         """Find the srun of a step."""
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                try:
-                    words = (folder / "cmdline").read_bytes().split(b"\0")
-                    mine = str(self.attempt.path).encode() in b" ".join(words)
-                except OSError:
-                    continue
-                if words[0].endswith(b"srun") and mine and f"--job-name={step}".encode() in words:
-                    return int(folder.name)
+        for pid in _pids():
+            words = _command(pid)
+            mine = str(self.attempt.path) in " ".join(words)
+            if words and words[0].endswith("srun") and mine and f"--job-name={step}" in words:
+                return pid
         raise AssertionError(f"no launcher of {step}")
 
     def steps(self) -> dict[str, dict[str, str]]:
@@ -104,6 +102,33 @@ def scenario(**changes: object) -> Scenario:
     """Give a scenario on all three nodes with a GPU for each replica."""
     wide: dict[str, object] = {"nodes": 3, "gpus_per_node": 2, "gpus_per_replica": 1, "replicas": 5, **changes}
     return Scenario(**wide)  # type: ignore[arg-type]  # the fields are those of the record
+
+
+@contextmanager
+def lost_node(slurm: MiniSlurm, node: str) -> Iterator[None]:
+    """Take a node away as a crash does: its daemon is silent and Slurm is told that it is down."""
+    daemon = next(pid for pid in _pids() if _command(pid)[:4] == ["slurmd", "-D", "-N", node] and _is_of(pid, slurm))
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        slurm.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+        yield
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+
+
+def _is_of(pid: int, slurm: MiniSlurm) -> bool:
+    return str(slurm.config) in _command(pid)
+
+
+def _pids() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        return [word.decode(errors="replace") for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    except OSError:
+        return []
 
 
 StartSlurm = Callable[[Scenario], SlurmRun]

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -102,8 +103,6 @@ def test_a_drain_that_takes_too_long_is_forced(start_local: StartLocal) -> None:
 
 
 def test_steps_that_ignore_term_are_killed_after_their_stop_timeout(start_local: StartLocal) -> None:
-    import sys
-
     deaf = "import signal, subprocess, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); " \
            "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); subprocess.run(sys.argv[1:])"  # fmt: skip
     run = start_local(Scenario(replica=[sys.executable, "-c", deaf, *FAKE], client=client(-3), stop_timeout="1s"))
@@ -151,8 +150,6 @@ def test_a_killed_controller_takes_its_steps_along_and_leaves_whole_files(start_
 
 
 def test_what_a_replica_started_dies_with_a_killed_controller_too(start_local: StartLocal) -> None:
-    import sys
-
     forking = "import subprocess, sys; subprocess.run(sys.argv[1:])"
     run = start_local(Scenario(replica=[sys.executable, "-c", forking, *FAKE], client=client(-3)))
     run.attempt.wait_ready()
@@ -160,3 +157,28 @@ def test_what_a_replica_started_dies_with_a_killed_controller_too(start_local: S
     run.process.kill()
     run.process.wait()
     run.assert_nothing_left()
+
+
+def test_a_fault_of_the_controller_itself_takes_the_steps_down_in_order(start_local: StartLocal) -> None:
+    breaking = (
+        "import os, sys\nfile = sys.argv[1] + '/services.json'\nos.unlink(file)\nos.mkdir(file)\n"
+        "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])\n"
+    )
+    replica = [sys.executable, "-c", breaking, "{attempt_dir}", *FAKE[1:]]
+    run = start_local(Scenario(replica=replica, replicas=1))
+    assert run.wait() == 1
+    record = run.attempt.read("attempt.json")
+    assert (record["state"], record["classification"]) == ("failed", "internal_error")
+    assert "services.json" in record["reason"]
+    assert run.attempt.read("readiness.json")["state"] == "stopped"
+    assert run.attempt.events("signal_sent", step="llama-endpoint", signal="TERM")
+
+
+def test_a_winner_that_cannot_be_published_is_no_success(start_local: StartLocal) -> None:
+    writing = "import sys\nfor name in ('winner.json', 'out.jsonl'): open(sys.argv[1] + '/' + name, 'w').write('mine')"
+    run = start_local(Scenario(client=[sys.executable, "-c", writing, "{attempt_dir}"], records=1))
+    assert run.wait() == 1
+    record = run.attempt.read("attempt.json")
+    assert record["classification"] == "internal_error"
+    assert "winner.json cannot be published" in record["reason"]
+    assert (run.attempt.path / "winner.json").read_text() == "mine"

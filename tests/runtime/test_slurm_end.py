@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from tests.runtime.jobs import StartSlurm, scenario
+from tests.runtime.jobs import SlurmRun, StartSlurm, lost_node, scenario
 from tests.runtime.lifecycle import CLIENT, FAKE, GRACEFUL, LiveStream, client
-from tests.runtime.minislurm import MiniSlurm, wait_until
+from tests.runtime.minislurm import MiniSlurm, Shape, wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -156,8 +157,36 @@ def test_preemption_by_another_job_is_told_from_a_loss(start_slurm: StartSlurm, 
 def test_a_lost_node_is_told_from_a_cancel(start_slurm: StartSlurm, slurm: MiniSlurm) -> None:
     run = start_slurm(scenario(client=client(-3), sbatch=["--no-requeue"]))
     run.attempt.wait_ready()
-    slurm.run("scontrol", "update", "NodeName=node3", "State=DOWN", "Reason=test")
+    with lost_node(slurm, "node3"):
+        record = run.attempt.wait_state("failed")
+    assert record["classification"] == "node_lost", run.attempt.story()
     assert "node3" in run.end("node_lost")
+
+
+def test_a_requeue_after_a_lost_node_is_told_from_a_preemption(start_slurm: StartSlurm, slurm: MiniSlurm) -> None:
+    run = start_slurm(scenario(client=SECOND_TIME, nodes=2, replicas=2))
+    run.attempt.wait_ready()
+    nodes = [one["name"] for one in run.attempt.read("services.json")["nodes"]]
+    with lost_node(slurm, nodes[1]):
+        record = run.attempt.wait_state("failed")
+        assert record["classification"] == "node_lost", run.attempt.story()
+        assert nodes[1] in record["reason"]
+        second = run.next_attempt()
+        assert second.wait_state("succeeded")["job"]["restart_count"] == 1
+    run.end("succeeded", attempt=second)
+
+
+@pytest.mark.usefixtures("slurm")  # it knows what to say where there is no Slurm
+def test_a_preemption_with_a_grace_time_is_no_lost_service(tmp_path: Path) -> None:
+    partition = "PartitionName=grace Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime=30 MaxTime=INFINITE State=UP"
+    with MiniSlurm(Shape(extra=[partition])) as cluster:
+        run = SlurmRun(cluster, scenario(client=client(-3), replica=GRACEFUL, partition="grace").write(tmp_path))
+        run.attempt.wait_ready()
+        stream = LiveStream(run.attempt.endpoint())
+        cluster.run("sbatch", "-p", "urgent", "-N", "3", "--exclusive", "-o", "/dev/null", "--wrap", "true")
+        assert stream.complete(), run.attempt.story()
+        assert "preempts" in run.end("preempted")
+        assert run.attempt.read("readiness.json")["health_failure"] is None
 
 
 def test_a_killed_controller_leaves_whole_files_and_no_step(start_slurm: StartSlurm) -> None:
