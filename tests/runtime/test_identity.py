@@ -177,15 +177,19 @@ def test_any_difference_makes_it_another_step(change: dict[str, object], words: 
 @pytest.mark.slurm
 def test_a_real_step_is_recognised_and_not_after_a_requeue(slurm: MiniSlurm, tmp_path: Path) -> None:
     file = tmp_path / "m-replica-0.json"
-    script = tmp_path / "script.sh"
+    script, output = tmp_path / "script.sh", tmp_path / "output"
     step = f"{' '.join(EXEC)} --identity {file} -- sleep 600"
     script.write_text(f"#!/bin/bash\nsrun -n1 -c1 --mem=50M --job-name=m-replica-0 {step}\n")
     environment = slurm.environment(PYTHONPATH=str(Path(__file__).parents[2]))
-    command = ["sbatch", "--parsable", "--requeue", "-o", "/dev/null", str(script)]
+    command = ["sbatch", "--parsable", "--requeue", "-o", str(output), str(script)]
     job_id = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
 
     def recorded(restart_count: int) -> StepIdentity:
-        wait_until(lambda: (one := read_identity(file)) is not None and one.restart_count == restart_count, 60)
+        def is_there() -> bool:
+            identity = read_identity(file)
+            return identity is not None and identity.restart_count == restart_count
+
+        wait_until(is_there, 60, lambda: f"{slurm.job(job_id)} {output.read_text()}")
         identity = read_identity(file)
         assert identity is not None
         return identity

@@ -11,7 +11,7 @@ import pytest
 
 from runtime import slurm
 from runtime.slurm import Failure, SlurmError, submit_environment
-from tests.runtime.minislurm import MiniSlurm
+from tests.runtime.minislurm import MiniSlurm, wait_until
 
 Commands = Path
 
@@ -107,7 +107,7 @@ def test_a_new_job_inherits_nothing_of_a_surrounding_one() -> None:
 
 
 @pytest.mark.slurm
-def test_a_real_slurm_answers_every_question(slurm_here: MiniSlurm) -> None:
+def test_a_real_slurm_answers_every_question(slurm_here: MiniSlurm, tmp_path: Path) -> None:
     cluster = slurm_here
     assert slurm.hostnames("node[1-3]") == ("node1", "node2", "node3")
     assert slurm.config_kill_wait() == cluster.shape.kill_wait_s
@@ -115,16 +115,16 @@ def test_a_real_slurm_answers_every_question(slurm_here: MiniSlurm) -> None:
     assert {name: node.address for name, node in nodes.items()} == {"node1": "127.0.0.11", "node3": "127.0.0.13"}
     assert not any(node.lost for node in nodes.values())
     assert slurm.show_job("999999") is None
-    wrap = "srun -n1 --mem=10M -J a-replica-0 sleep 60"
+    task = tmp_path / "task"
+    wrap = f"srun -n1 --mem=10M -J a-replica-0 sh -c 'echo > {task}; exec sleep 60'"
     job_id = cluster.run("sbatch", "--parsable", "--hold", "-o", "/dev/null", "--wrap", wrap).strip()
     held = slurm.show_job(job_id)
     assert held is not None
     assert (held.state, held.reason) == ("PENDING", "JobHeldUser")
     slurm.release_job(job_id)
-    cluster.wait_job(job_id, "RUNNING")
-    step = None
-    while step is None:
-        step = slurm.show_step(f"{job_id}.0")
+    wait_until(task.exists, 60)  # Slurm shows a step before its task is there to be signalled
+    step = slurm.show_step(f"{job_id}.0")
+    assert step is not None
     assert (step.name, step.state) == ("a-replica-0", "RUNNING")
     assert slurm.show_step(f"{job_id}.7") is None
     slurm.signal_step(job_id, "0", "TERM")
