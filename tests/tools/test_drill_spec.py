@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.drilling.day import HOURS, IN_TROUBLE_AT_ONCE, Day
-from tools.drilling.spec import BadDrill, parse_drill, read_drill
+from tools.drilling.spec import ACTIONS, BadDrill, Event, parse_drill, read_drill
+from tools.fake.faults import KINDS
 from tools.load.options import parse
 
 BASE: dict[str, Any] = {"title": "t", "about": "a", "seconds": 10, "load": [{"rate": 5}]}
@@ -33,6 +34,16 @@ def test_an_event_that_lasts_becomes_its_begin_and_its_end() -> None:
     assert drill.events[-1].fields == {"only": "hang"}
     assert drill.needs_replicas
     assert not parse_drill("x", BASE).needs_replicas
+
+
+def test_every_event_can_be_said_in_a_sentence() -> None:
+    for action in ACTIONS:
+        for kind in KINDS if action == "fault" else ("",):
+            words = Event(0.0, action, 1, {"kind": kind}).words
+            assert words.startswith("Replica 1 ")
+            assert "{" not in words
+    half = Event(0.0, "fault", None, {"kind": "status", "status": 500, "share": 0.5})
+    assert half.words == "Every replica answers 500, 50% of the time"
 
 
 def test_options_of_proxy_and_load_are_those_of_their_commands() -> None:

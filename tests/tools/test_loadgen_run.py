@@ -299,6 +299,7 @@ async def test_requests_still_running_after_the_grace_are_unfinished_and_said_so
         figures = await measure(server, "--users", "3", "--duration", "0.1", "--grace", "0.1")
     assert figures["outcomes"] == {"unfinished": 3}
     assert any("had not ended" in note for note in figures["notes"])
+    assert figures["reasons"] == {"unfinished: the run was over": 3}
 
 
 PAGE = b"""# TYPE dd_proxy_upstream_attempts_total counter

@@ -24,6 +24,26 @@ ACTIONS = {
     "resume": "let a paused process go on",
     "roll": "drain it at the proxy, restart its process, let it back in; all: one after the other",
 }
+_DEEDS = {
+    "clear": "is well again",
+    "kill": "is killed",
+    "start": "is started again",
+    "pause": "is stopped where it is",
+    "resume": "goes on",
+    "roll": "is drained, restarted and let back in",
+}
+_TROUBLES = {
+    "status": "answers {status}",
+    "reset": "resets connections",
+    "hang": "reads requests and says nothing",
+    "cut": "breaks answers off after {after} events",
+    "slow": "waits {delay_s} s before it answers",
+    "refuse": "refuses connections",
+    "idle_close": "closes connections that were idle for {seconds} s",
+    "unhealthy": "says that it is unhealthy",
+    "waiting": "reports {value} waiting requests",
+    "metrics": "spoils its metrics page ({how})",
+}
 _Record = TypeVar("_Record", "Replicas", "Holds", Day)
 _EVENT_KEYS = {"at", "for", "do", "replica", "kind"}
 
@@ -43,14 +63,13 @@ class Event:
 
     @property
     def words(self) -> str:
-        """Return the event in a few words."""
-        who = "every replica" if self.replica is None else f"replica {self.replica}"
-        settings = ", ".join(f"{key} {value}" for key, value in self.fields.items() if key not in ("kind", "only"))
-        if self.action == "fault":
-            return f"{who}: {self.fields['kind']}" + (f" ({settings})" if settings else "")
-        if self.action == "clear":
-            return f"{who}: {self.fields.get('only', 'every fault')} ended"
-        return f"{who}: {self.action}"
+        """Return the event as a sentence."""
+        who = "Every replica" if self.replica is None else f"Replica {self.replica}"
+        if self.action != "fault":
+            return f"{who} {_DEEDS[self.action]}"
+        defaults = {"status": 503, "after": 1, "how": "missing", "delay_s": 1.0, "seconds": 5.0, "value": 1000}
+        share = f", {self.fields['share']:.0%} of the time" if "share" in self.fields else ""
+        return f"{who} {_TROUBLES[self.fields['kind']].format(**{**defaults, **self.fields})}{share}"
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,8 @@ class Engine:
         finally:
             kill.cancel()
         self.client.give_up("the run was over")
+        if self.running:
+            await asyncio.wait(set(self.running), timeout=SAMPLE_INTERVAL)  # those that were given up write their rows
 
     async def _drive(self) -> None:
         plan = self.plan
