@@ -15,6 +15,7 @@ from typing import Any
 from runtime.codec import encode
 from runtime.look import NOT_ENDED, AttemptView, look
 from runtime.state import AttemptState
+from runtime.submit import BATCH_OUTPUT
 from runtime.units import human_duration
 
 _LOOK_S = 5.0  # each look asks Slurm's controller, which has others to serve
@@ -89,6 +90,8 @@ def _details(view: AttemptView) -> list[str]:
     lines = []
     if view.orphaned:
         lines.append(f"the controller is gone: dd-proxy cancel {view.directory.run_dir} closes this attempt")
+    if _never_started(view):
+        lines.append(f"the job ended before its controller had started: see {view.directory.run_dir / BATCH_OUTPUT}")
     if view.trouble:
         lines.append(f"Slurm cannot be asked: {view.trouble}")
     lines += _job(view)
@@ -98,6 +101,11 @@ def _details(view: AttemptView) -> list[str]:
         lines.append(f"step {step.name}  {step.node}{number}  pid {step.pid}")
     lines.append(f"logs {view.directory.logs}")
     return lines
+
+
+def _never_started(view: AttemptView) -> bool:
+    waiting = view.attempt.state in (AttemptState.CREATED, AttemptState.SUBMITTED)
+    return waiting and view.job is not None and view.job.state not in NOT_ENDED
 
 
 def _job(view: AttemptView) -> list[str]:

@@ -61,6 +61,7 @@ def test_every_classification_has_its_entry(classification: Classification) -> N
         ("startup", "the monitor saw no good moment within"),
         ("attempt", "before the attempt was ready; see "),
         ("status", "the controller is gone"),
+        ("status", "the job ended before its controller had started"),
         ("budget", "an orderly end may take"),
     ],
 )

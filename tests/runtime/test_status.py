@@ -128,6 +128,15 @@ def test_a_job_that_is_gone_leaves_no_controller(slurm_here: MiniSlurm, tmp_path
     assert "the controller is gone" in status_text([view])
 
 
+@pytest.mark.slurm
+def test_a_job_that_ended_without_a_controller_points_to_its_output(slurm_here: MiniSlurm, tmp_path: Path) -> None:
+    submitted = submit(small_plan(tmp_path, LATER))
+    slurm_here.run("scancel", submitted.job_id)
+    slurm_here.wait_job(submitted.job_id, "CANCELLED")
+    text = status_text(look(submitted.attempt.path))
+    assert f"the job ended before its controller had started: see {submitted.attempt.run_dir}/slurm.out" in text
+
+
 def test_following_as_json_ends_with_the_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     attempt = ended(tmp_path, None, Classification.SUCCEEDED)
     assert main_status(attempt.path, as_json=True, watch=True) == 0
