@@ -101,6 +101,11 @@ class ResponseHead(NamedTuple):
     retry_after: bytes | None
 
     @property
+    def has_body(self) -> bool:
+        """True when a body follows, were the request no HEAD."""
+        return self.framing in (Framing.CHUNKED, Framing.CLOSE) or self.length > 0
+
+    @property
     def counts(self) -> bool:
         """True: every response of an upstream is client traffic."""
         return True

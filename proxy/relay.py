@@ -16,10 +16,9 @@ from enum import Enum
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from proxy import wire
-from proxy.body import RequestBody, SpoolError
+from proxy.body import SpoolError
 from proxy.connector import LOCAL_ERRNOS, UpstreamConnection
-from proxy.framing import MORE, ChunkScanner, CloseScanner, FramingError, LengthScanner, Scanner
+from proxy.framing import MORE, FramingError
 from proxy.headers import Framing, HeadError, ResponseHead, retry_after_s
 from proxy.outcome import (
     CANCELLED,
@@ -31,6 +30,8 @@ from proxy.outcome import (
     judge_failure,
     judge_status,
 )
+from proxy.request import SpooledSender, send_request
+from proxy.response import ResponseBody, read_head
 from proxy.upstream import Backend
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 KEPT_BYTES = 1 << 20  # of a response that may be passed on later (section 3, rule 6)
 KEPT_S = 5.0
-JOINED_BODY_BYTES = 64 * 1024  # a smaller request body is sent in one piece with its head
 
 
 class Phase(Enum):
@@ -56,23 +56,9 @@ class Attempt:
     """One attempt of an exchange on one backend. Its slot in the fleet was taken by whoever made it."""
 
     __slots__ = (
-        *("_dialling", "_first", "_held", "_kept_bytes", "_pending", "_pieces", "_progress_at", "_reads_before"),
-        *("_reads_seen", "_scanner", "_sending", "_sent_bytes", "_sink"),
-        *(
-            "backend",
-            "connect_s",
-            "connection",
-            "exchange",
-            "head",
-            "header_s",
-            "judged",
-            "outcome",
-            "phase",
-            "probe",
-            "reused",
-            "started",
-            "total_s",
-        ),
+        *("_body", "_dialling", "_first", "_held", "_kept_bytes", "_pending", "_progress_at", "_reads_before"),
+        *("_reads_seen", "_sender", "_sink", "backend", "connect_s", "connection", "exchange", "head"),
+        *("header_s", "judged", "outcome", "phase", "probe", "reused", "started", "total_s"),
     )
 
     def __init__(self, exchange: Exchange, backend: Backend, probe: bool, now: float) -> None:
@@ -93,11 +79,9 @@ class Attempt:
         self._pending = b""  # of a head that is not complete yet
         self._held: list[bytes] = []  # body bytes that came before the first byte of content
         self._first: bytes | None = None  # the read that brought the head and body bytes behind it, whole
-        self._scanner: Scanner | None = None
-        self._pieces: list[bytes] | None = None  # content of chunks, where it has to be taken out of its framing
+        self._body: ResponseBody | None = None
         self._sink: Callable[[bytes], None] | None = None  # takes body bytes as they came, once nothing else is to do
-        self._sending = False  # the request is not wholly handed over yet
-        self._sent_bytes = 0
+        self._sender: SpooledSender | None = None  # while the request is not wholly handed over
         self._kept_bytes = 0
         self._reads_before = 0  # of the connection, by earlier attempts
         self._reads_seen = 0  # at the last check
@@ -142,43 +126,22 @@ class Attempt:
         self._reads_before = self._reads_seen = connection.reads
         connection.lessee = self
         self.phase = Phase.WAITING
-        exchange = self.exchange
-        body = exchange.body
-        size = 0 if body is None else len(body) if isinstance(body, bytes) else body.size
-        head = exchange.head.upstream_bytes(self.backend.authority, size)
-        write = connection.transport.write
-        if isinstance(body, RequestBody):
-            self._sending = True
-            write(head)
-            self._send_on()
-        elif not size:
-            write(head)
-        elif size <= JOINED_BODY_BYTES:
-            write(head + body)  # type: ignore[operator]
-        else:
-            write(head)
-            write(body)  # type: ignore[arg-type]
+        self._sender = send_request(connection, self.exchange.head, self.exchange.body)
+        self._send_on()
 
     def _send_on(self) -> None:
-        """Hand over a spooled body piece by piece, as the connection takes it."""
-        connection, body = self.connection, self.exchange.body
-        assert connection is not None and isinstance(body, RequestBody)
-        try:
-            while self._sent_bytes < body.size and not connection.paused:
-                piece = body.read(self._sent_bytes)
-                self._sent_bytes += len(piece)
-                connection.transport.write(piece)
-        except SpoolError as e:
-            self.exchange.spool_failed(e)
-            return
-        self._sending = self._sent_bytes < body.size
+        if self._sender is not None:
+            try:
+                if self._sender.go_on():
+                    self._sender = None
+            except SpoolError as e:
+                self.exchange.spool_failed(e)
 
     def upstream_paused(self, paused: bool) -> None:
         """See connector.Lessee."""
         if not paused:
             self._progress_at = monotonic()
-            refused = self.head is not None and self.head.status >= 400  # it will not want the rest
-            if self._sending and not refused:
+            if self.head is None or self.head.status < 400:  # else it will not want the rest
                 self._send_on()
 
     # ------------------------------------------------------------------ the response
@@ -195,30 +158,18 @@ class Attempt:
             self._hold(data)
 
     def _read_head(self, data: bytes) -> None:
-        whole = self._pending + data if self._pending else data
-        if not wire.may_begin_response(whole):
-            self._fail(FailedAttempt(Failure.PROTOCOL_ERROR))
-            return
-        end = whole.find(b"\r\n\r\n") + 4
-        limit = self.exchange.endpoint.config.max_head_bytes
-        if end < 4:
-            self._pending = whole
-            if len(whole) > limit or wire.has_bare_lf(whole):
-                self._fail(FailedAttempt(Failure.PROTOCOL_ERROR))
-            return
+        endpoint = self.exchange.endpoint
+        if self._pending:
+            data = self._pending + data
         try:
-            head = self.exchange.endpoint.memo_responses.understand(whole[:end]) if end <= limit else None
+            head, end = read_head(endpoint.memo_responses, data, endpoint.config.max_head_bytes)
         except HeadError:
-            head, end = None, limit + 1
-        if end > limit:
             self._fail(FailedAttempt(Failure.PROTOCOL_ERROR))
-        elif head is None:  # an interim response: dropped
-            self._pending = b""
-            self._progress_at = monotonic()
-            if len(whole) > end:
-                self._read_head(whole[end:])
+            return
+        if head is None:
+            self._pending = data[end:]
         else:
-            self._take_head(head, whole, end)
+            self._take_head(head, data, end)
 
     def _take_head(self, head: ResponseHead, data: bytes, end: int) -> None:
         exchange, now = self.exchange, monotonic()
@@ -239,10 +190,11 @@ class Attempt:
             self._pass_whole(head, data, end)
             return
         self.phase = Phase.KEEPING if keep else Phase.HELD
-        self._scanner = self._make_scanner(head, keep)
+        if head.has_body and not exchange.head.bodyless_response:
+            self._body = ResponseBody(head, decode=keep or exchange.head.http10)
         if endpoint.config.flush_head and not keep:
             self._commit()
-        if self._scanner is None:
+        if self._body is None:
             self._first = data if len(data) == end else None
             self._complete(extra=len(data) > end)
         elif len(data) > end:
@@ -262,63 +214,38 @@ class Attempt:
         """Tell whether part of the request is not sent yet, so that its connection cannot be used again."""
         connection = self.connection
         assert connection is not None
-        return self._sending or connection.paused or connection.transport.get_write_buffer_size() > 0
+        return self._sender is not None or connection.paused or connection.transport.get_write_buffer_size() > 0
 
-    def _make_scanner(self, head: ResponseHead, keep: bool) -> Scanner | None:
-        """Make the scanner for the body; None when there is none."""
-        framing = head.framing
-        if self.exchange.head.bodyless_response or framing is Framing.NONE:
-            return None
-        if framing is Framing.LENGTH:
-            return LengthScanner(head.length) if head.length else None
-        if framing is Framing.CLOSE:
-            return CloseScanner()
-        if keep or self.exchange.head.http10:
-            self._pieces = []
-        return ChunkScanner(self._pieces)
-
-    def _scan(self, data: bytes) -> int | None:
-        """Feed the scanner; None after a framing error, which was dealt with."""
-        assert self._scanner is not None
+    def _feed(self, data: bytes) -> tuple[bytes, int] | None:
+        """Feed the body; None after a framing error, which was dealt with."""
+        assert self._body is not None
         try:
-            return self._scanner.feed(data)
+            return self._body.feed(data)
         except FramingError:
             self._fail(FailedAttempt(Failure.PROTOCOL_ERROR))
             return None
 
     def _hold(self, data: bytes) -> None:
         """Take body bytes while the head is held back, or while the response is only kept."""
-        end = self._scan(data)
-        if end is None:
+        body = self._body
+        fed = self._feed(data)
+        if fed is None or body is None:
             return
-        scanner = self._scanner
-        assert scanner is not None
-        piece = self._forwardable(data, end)
+        piece, end = fed
         if piece:
             self._held.append(piece)
-        if scanner.started or end >= 0:
+        begun = body.scanner.started or end >= 0
+        if begun:
             self._judge()
         if self.phase is Phase.KEEPING:
             self._kept_bytes += len(piece)
             if self._kept_bytes > KEPT_BYTES:
                 self._stop_keeping()
-            elif end >= 0:
-                self._complete(extra=end < len(data))
-        elif scanner.started or end >= 0:
+                return
+        elif begun:
             self._commit(self._first if piece is data and len(self._held) == 1 else None)
-            if end >= 0:
-                self._complete(extra=end < len(data))
-
-    def _forwardable(self, data: bytes, end: int) -> bytes:
-        """Turn a piece of body as it came into what the client gets of it."""
-        if self._pieces is not None:
-            content = b"".join(self._pieces)
-            self._pieces.clear()
-            return content
-        scanner = self._scanner
-        if type(scanner) is ChunkScanner and scanner.trailer_at >= 0:  # trailers are dropped
-            return data[: scanner.trailer_at] + (b"\r\n" if end >= 0 else b"")
-        return data if end < 0 or end == len(data) else data[:end]
+        if end >= 0:
+            self._complete(extra=end < len(data))
 
     def _judge(self) -> None:
         """Give the breaker its verdict, at the first body byte (or the end, if there is none)."""
@@ -339,15 +266,15 @@ class Attempt:
         self.exchange.begin(self.head, b"".join(self._held), whole)
         self._held.clear()
         self._first = None
-        if self.judged and self._pieces is None:
+        if self.judged and self._body is not None and self._body.raw:
             self._sink = self.exchange.raw_sink()
 
     def _pass_on(self, data: bytes) -> None:
         """Pass on a piece of body as it came: all that happens to nearly every event of a stream."""
-        scanner, sink = self._scanner, self._sink
-        assert scanner is not None and sink is not None
+        body, sink = self._body, self._sink
+        assert body is not None and sink is not None
         try:
-            end = scanner.feed(data)
+            end = body.scanner.feed(data)
         except FramingError:
             self._fail(FailedAttempt(Failure.PROTOCOL_ERROR))
             return
@@ -355,19 +282,20 @@ class Attempt:
             self.exchange.bytes_out += len(data)
             sink(data)
         else:
-            self.exchange.forward(self._forwardable(data, end))
+            self.exchange.forward(body.forwardable(data, end))
             if end >= 0:
                 self._complete(extra=end < len(data))
 
     def _stream(self, data: bytes) -> None:
-        end = self._scan(data)
-        if end is None:
+        body = self._body
+        fed = self._feed(data)
+        if fed is None or body is None:
             return
-        self.exchange.forward(self._forwardable(data, end))
+        piece, end = fed
+        self.exchange.forward(piece)
         if end >= 0:
-            self._judge()
             self._complete(extra=end < len(data))
-        elif not self.judged and self._scanner is not None and self._scanner.started:
+        elif body.scanner.started:
             self._judge()
 
     def _complete(self, extra: bool) -> None:
@@ -401,7 +329,7 @@ class Attempt:
         if self.phase is Phase.ENDED:
             return
         head = self.head
-        if head is not None and head.framing is Framing.CLOSE and error is None and self._scanner is not None:
+        if head is not None and head.framing is Framing.CLOSE and error is None and self._body is not None:
             self._complete(extra=False)
         elif head is None and self.reused and not self._pending:
             self._fail(FailedAttempt(Failure.STALE_CONNECTION))
@@ -421,17 +349,16 @@ class Attempt:
             if now - self._progress_at > KEPT_S:
                 self._stop_keeping()
             return
-        if connection.reads != self._reads_seen:
-            self._reads_seen = connection.reads
-            self._progress_at = now
-            return
         silence = now - self._progress_at
         if self.phase is Phase.WAITING:
-            if self._sending or connection.paused:
+            if self._sender is not None or connection.paused:
                 if silence > config.write_timeout_s:
                     self._time_out(Timeout.WRITE, Failure.RESPONSE_TIMEOUT)
             elif silence > config.response_timeout_s:
                 self._time_out(Timeout.RESPONSE, Failure.RESPONSE_TIMEOUT)
+        elif connection.reads != self._reads_seen:
+            self._reads_seen = connection.reads
+            self._progress_at = now
         elif silence > config.read_timeout_s:
             slow_client = self.exchange.downstream.paused
             self._time_out(Timeout.CLIENT if slow_client else Timeout.READ, Failure.READ_TIMEOUT)
@@ -479,7 +406,7 @@ class Attempt:
             endpoint.fleet.record_verdict(self.backend, Verdict.NEUTRAL, self.probe, now)
         connection, self.connection = self.connection, None
         endpoint.fleet.release(self.backend)
-        self._scanner = self._sink = None
+        self._body = self._sink = None
         self._held = []
         if connection is not None:
             connection.lessee = None
