@@ -296,6 +296,10 @@ class Peer:
         """True when the proxy has closed the connection."""
         return self.transport.closing
 
+    def is_read(self) -> bool:
+        """Tell whether the proxy reads what the peer sends."""
+        return self.transport.reading
+
     def send(self, *pieces: bytes) -> None:
         """Send bytes, each piece in a read of its own, or in several when it is longer than one read."""
         for piece in pieces:

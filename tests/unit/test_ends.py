@@ -166,7 +166,7 @@ def streaming_to_a_slow_client(rig: Rig) -> Scene:
     assert scene.replica is not None
     scene.client.stop_taking()
     scene.replica.send(b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n", LONG)
-    assert not scene.replica.transport.reading
+    assert not scene.replica.is_read()
     scene.begun = True
     return scene
 
