@@ -53,8 +53,16 @@ class AttemptView:
 
     @property
     def orphaned(self) -> bool:
-        """Tell whether the state says running although the controller is gone."""
-        return self.attempt.state is AttemptState.RUNNING and self.alive is False
+        """Tell whether nobody runs the attempt any more, although its state is not terminal."""
+        if self.attempt.state is AttemptState.RUNNING:
+            return self.alive is False
+        return self.never_started
+
+    @property
+    def never_started(self) -> bool:
+        """Tell whether Slurm is done with the job before a controller took over."""
+        waiting = self.attempt.state in (AttemptState.CREATED, AttemptState.SUBMITTED)
+        return waiting and self.job is not None and self.job.state not in NOT_ENDED
 
 
 def look(directory: Path) -> list[AttemptView]:

@@ -88,10 +88,10 @@ def _headline(view: AttemptView) -> str:
 
 def _details(view: AttemptView) -> list[str]:
     lines = []
-    if view.orphaned:
-        lines.append(f"the controller is gone: dd-proxy cancel {view.directory.run_dir} closes this attempt")
-    if _never_started(view):
+    if view.never_started:
         lines.append(f"the job ended before its controller had started: see {view.directory.run_dir / BATCH_OUTPUT}")
+    elif view.orphaned:
+        lines.append(f"the controller is gone: dd-proxy cancel {view.directory.run_dir} closes this attempt")
     if view.trouble:
         lines.append(f"Slurm cannot be asked: {view.trouble}")
     lines += _job(view)
@@ -101,11 +101,6 @@ def _details(view: AttemptView) -> list[str]:
         lines.append(f"step {step.name}  {step.node}{number}  pid {step.pid}")
     lines.append(f"logs {view.directory.logs}")
     return lines
-
-
-def _never_started(view: AttemptView) -> bool:
-    waiting = view.attempt.state in (AttemptState.CREATED, AttemptState.SUBMITTED)
-    return waiting and view.job is not None and view.job.state not in NOT_ENDED
 
 
 def _job(view: AttemptView) -> list[str]:

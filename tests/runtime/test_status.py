@@ -133,7 +133,9 @@ def test_a_job_that_ended_without_a_controller_points_to_its_output(slurm_here: 
     submitted = submit(small_plan(tmp_path, LATER))
     slurm_here.run("scancel", submitted.job_id)
     slurm_here.wait_job(submitted.job_id, "CANCELLED")
-    text = status_text(look(submitted.attempt.path))
+    [view] = look(submitted.attempt.path)
+    assert view.orphaned  # so that nobody goes on watching it
+    text = status_text([view])
     assert f"the job ended before its controller had started: see {submitted.attempt.run_dir}/slurm.out" in text
 
 
