@@ -18,11 +18,14 @@ class DepthReader:
     """Reads the pages of one backend, one after the other.
 
     All series of a name stand together (as the text format demands), so a page is searched only from a little before
-    the place where they stood last time, and no further than their end. If they moved more than that, this page counts
-    as unreadable and the next one is searched whole.
+    the place where they stood last time, and no further than their end. If they moved more than that, or some of them
+    may stand before that place, this page counts as unreadable and the next one is searched whole.
     """
 
-    __slots__ = ("_aligned", "_all_names", "_bad", "_cut", "_done", "_found_at", "_from", "_name", "_offset", "_total")
+    __slots__ = (
+        *("_aligned", "_all_names", "_bad", "_cut", "_done", "_first_line_at", "_found_at", "_from", "_name"),
+        *("_offset", "_total"),
+    )
 
     def __init__(self, engine: str) -> None:
         engines = ENGINE_SERIES if engine == "auto" else {engine: ENGINE_SERIES[engine]}
@@ -37,6 +40,7 @@ class DepthReader:
             self._name = None
         self._from = max(self._found_at - SLACK_BYTES, 0)
         self._aligned = self._from == 0  # whether the search stands at the start of a line
+        self._first_line_at = -1  # place of the first line that was looked at, if others stand before it
         self._found_at = -1
         self._offset = 0
         self._cut = b""
@@ -69,9 +73,13 @@ class DepthReader:
         if not self._aligned:
             self._aligned = True
             start = data.find(b"\n") + 1
+            self._first_line_at = at + start
         if self._total is None and not self._bad:
             start = self._first_series(data, start, last)
             if start < 0:
+                return
+            if at + start == self._first_line_at:
+                self._bad = self._done = True
                 return
             self._found_at = at + start
         while start <= last and not self._done:

@@ -295,3 +295,13 @@ def final(r: Rig) -> tuple[int, int, bool]:
     """Give status, number of attempts and completeness of the last request."""
     record = r.records[-1]
     return record["final_status"], record["attempts"], record["complete"]
+
+
+def cut(data: bytes, sizes: list[int]) -> list[bytes]:
+    """Cut bytes into pieces of the given sizes, again and again."""
+    pieces, at, turn = [], 0, 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)]
+        pieces.append(data[at : at + size])
+        at, turn = at + size, turn + 1
+    return pieces
