@@ -36,7 +36,7 @@ class Case:
     def __init__(self) -> None:
         self.client: dict[str, Any] = {
             "requests": 9, "lost": 0, "tries": {("ok", 200): 9, ("http_error", 429): 1}, "bare_refusals": 0,
-            "resent": 0, "reasons": {}, "limits": (16, 12, 14),
+            "looked_whole": 0, "resent": 0, "reasons": {}, "limits": (16, 12, 14),
         }  # fmt: skip
         self.log = [logged(number, attempt("a:1", 200)) for number in range(4)]
         self.log += [logged(number, attempt("b:2", 200)) for number in range(4, 8)]
@@ -93,6 +93,13 @@ def one_lost(case: Case) -> None:
 
 def short_answer(case: Case) -> None:
     case.client["tries"] = {("ok", 200): 8, ("short", 200): 1, ("http_error", 429): 1}
+    case.client["looked_whole"] = 1
+
+
+def cut_that_was_hidden(case: Case) -> None:
+    case.client["tries"] = {("ok", 200): 8, ("truncated", 200): 1, ("http_error", 429): 1}
+    case.client["looked_whole"] = 1
+    case.log[0]["complete"] = False
 
 
 def proxy_calls_it_cut(case: Case) -> None:
@@ -204,6 +211,7 @@ def never_met(case: Case) -> None:
     [
         (no_requests, "nothing lost"),
         (one_lost, "nothing lost"),
+        (cut_that_was_hidden, "no cut answer taken for whole"),
         (short_answer, "no cut answer taken for whole"),
         (proxy_calls_it_cut, "no cut answer taken for whole"),
         (four_attempts, "no attempt beyond the limit"),

@@ -3,115 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 import trustme
 
+from tests.tools.scripted_server import TOKEN, Exchange, Server, serving
 from tools.load import session
 from tools.load.options import parse
 from tools.load.report import render
 from tools.load.text import table
 
 LOADGEN = Path(__file__).resolve().parents[2] / "tools" / "loadgen.py"
-TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
-DONE = b"data: [DONE]\n\n"
-
-
-class Exchange:
-    """One request as the server read it, and the ways to answer it."""
-
-    def __init__(self, number: int, path: str, body: dict[str, Any], writer: asyncio.StreamWriter, nth: int) -> None:
-        self.number, self.path, self.body, self.writer, self.nth_on_connection = number, path, body, writer, nth
-
-    async def answer(
-        self, status: int = 200, body: bytes = b'{"usage":{"completion_tokens":4}}', **headers: str
-    ) -> None:
-        lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}"]
-        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-        self.writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
-        await self.writer.drain()
-
-    async def stream(self, events: int, end: bool = True, pause: float = 0.0) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-        self.writer.write(head)
-        for piece in [TOKEN] * events + ([DONE] if end else []):
-            self.writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-            await self.writer.drain()
-            await asyncio.sleep(pause)
-        if end:
-            self.writer.write(b"0\r\n\r\n")
-            await self.writer.drain()
-        else:
-            self.writer.close()
-
-
-Script = Callable[[Exchange], Awaitable[None]]
-
-
-class Server:
-    """An HTTP server on a loop of its own thread, so that the run under test cannot hold it up."""
-
-    def __init__(self, script: Script, tls: ssl.SSLContext | None = None) -> None:
-        self.script = script
-        self.requests = 0
-        self.connections = 0
-        self.lost = 0
-        self.port = 0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls), self._loop
-        ).result()
-        self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        nth = 0
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            while not writer.is_closing():
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                length = next((int(line[15:]) for line in head.split("\r\n") if line.startswith("Content-Length:")), 0)
-                body = await reader.readexactly(length)
-                self.requests += 1
-                nth += 1
-                fields = orjson.loads(body) if body else {}
-                await self.script(Exchange(self.requests, head.split(" ")[1], fields, writer, nth))
-        writer.close()
-
-    def close(self) -> None:
-        async def end() -> None:
-            self._server.close()
-            rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in rest:
-                task.cancel()
-            await asyncio.gather(*rest, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-@contextlib.contextmanager
-def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[Server]:
-    server = Server(script, tls)
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 async def measure(server: Server, *arguments: str) -> dict[str, Any]:
@@ -160,6 +70,7 @@ async def test_a_stream_cut_short_is_never_counted_as_completed() -> None:
         figures = await measure(server, "--users", "3", "--requests", "30", "--stream")
     assert figures["outcomes"] == {"ok": 20, "truncated": 10}
     assert (figures["completed"], figures["failed"], figures["truncated"]) == (20, 10, 10)
+    assert figures["tries"]["looked_whole"] == 0
 
 
 async def test_a_stream_with_fewer_tokens_than_asked_is_a_fault_when_tokens_are_expected() -> None:
@@ -171,6 +82,18 @@ async def test_a_stream_with_fewer_tokens_than_asked_is_a_fault_when_tokens_are_
             server, "--users", "1", "--requests", "10", "--stream", "--output-tokens", "8", "--expect-tokens"
         )
     assert figures["outcomes"] == {"ok": 5, "short": 5}
+
+
+async def test_a_cut_stream_that_its_framing_calls_whole_is_truncated_and_told_at_the_top() -> None:
+    async def hidden(exchange: Exchange) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        exchange.writer.write(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(TOKEN), TOKEN))
+
+    with serving(hidden) as server:
+        figures = await measure(server, "--users", "1", "--requests", "3", "--stream")
+    assert figures["outcomes"] == {"truncated": 3}
+    assert figures["tries"]["looked_whole"] == 3
+    assert any("hides cut streams" in note for note in figures["notes"])
 
 
 async def test_latency_counts_from_the_scheduled_send_so_a_queue_before_the_client_is_seen() -> None:

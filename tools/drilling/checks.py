@@ -95,7 +95,8 @@ def nothing_cut_taken_for_whole(holds: Holds, evidence: Evidence) -> Finding:
     """What a client took for whole had every token, and the proxy knew it as complete; and the other way round."""
     client = evidence.client
     short, whole = client.by_outcome("short"), client.by_outcome("ok")
-    faults = [f"{short} answers looked whole and had tokens missing"] if short else []
+    hidden = client.looked_whole
+    faults = [f"{hidden} answers looked whole and lacked tokens or their end"] if hidden else []
     if evidence.proxy is None or evidence.proxy.requests is None:
         return faults, f"{whole} whole answers, each with every token"
     complete = sum(bool(entry["complete"]) and entry["final_status"] == 200 for entry in _log(evidence))

@@ -21,6 +21,7 @@ class ClientFacts:
     lost: int
     tries: Mapping[tuple[str, int], int]
     bare_refusals: int
+    looked_whole: int
     resent: int
     reasons: Mapping[str, int]
     limits: tuple[int, int, int] | None = None

@@ -165,10 +165,15 @@ def client_facts(books: Sequence[Book]) -> ClientFacts:
         seen = [sample.limit for sample in book.samples if sample.limit]
         if seen and limits is None:
             limits = (seen[0], min(seen), seen[-1])
-    resent = sum(book.resent for book in books)
-    bare = sum(book.bare_refusals for book in books)
     return ClientFacts(
-        sum(len(book) for book in books), lost, tries, bare, resent, dict(reasons.most_common(8)), limits
+        requests=sum(len(book) for book in books),
+        lost=lost,
+        tries=tries,
+        bare_refusals=sum(book.bare_refusals for book in books),
+        looked_whole=sum(book.looked_whole for book in books),
+        resent=sum(book.resent for book in books),
+        reasons=dict(reasons.most_common(8)),
+        limits=limits,
     )
 
 

@@ -45,7 +45,8 @@ class Sample(NamedTuple):
 class Book:
     """Everything that a run leaves behind. About 60 bytes a request.
 
-    `tries` counts every try by (outcome, status); `bare_refusals` are 429s that did not say when to come back.
+    `tries` counts every try by (outcome, status); `bare_refusals` are 429s that did not say when to come back;
+    `looked_whole` are answers that lacked something although their framing called them whole.
     """
 
     started_wall: float = 0.0
@@ -59,6 +60,7 @@ class Book:
     reasons: Counter[str] = field(default_factory=Counter)
     tries: Counter[tuple[str, int]] = field(default_factory=Counter)
     bare_refusals: int = 0
+    looked_whole: int = 0
     refused_at: array[float] = field(default_factory=lambda: array("d"))
     unsent: int = 0
     opened: int = 0

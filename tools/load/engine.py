@@ -323,6 +323,8 @@ class Engine:
             answer.outcome = Outcome.SHORT
             answer.reason = f"{answer.tokens} tokens instead of {job.tokens_out}"
         self.book.tries[answer.outcome.label, answer.status] += 1
+        if answer.framed and answer.outcome in (Outcome.TRUNCATED, Outcome.SHORT):
+            self.book.looked_whole += 1
         if answer.status == 429 and b"retry-after" not in answer.headers:
             self.book.bare_refusals += 1
         if answer.reason:

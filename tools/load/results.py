@@ -99,6 +99,7 @@ def summarise(
         "tries": {
             "answers": _by_status(book),
             "bare_refusals": book.bare_refusals,
+            "looked_whole": book.looked_whole,
             "client_retries": dict(sorted(book.retries.items())),
             "proxy_retries": _gained(snapshots, "retries"),
         },
@@ -168,6 +169,12 @@ def _notes(figures: dict[str, Any]) -> list[str]:
         notes.append(f"{figures['unsent']} requests were due but still held back by the client when the run ended.")
     if figures["outcomes"].get("unfinished"):
         notes.append(f"{figures['outcomes']['unfinished']} requests had not ended when the grace was over.")
+    hidden = figures["tries"]["looked_whole"]
+    if hidden:
+        notes.append(
+            f"{hidden} answers lacked tokens or their end although their framing called them whole: "
+            "somebody on the way hides cut streams."
+        )
     if not figures["requests"]:
         notes.append("Nothing was counted: the run ended before its warm-up did.")
     return notes

@@ -100,9 +100,12 @@ class EventMeter:
 
 
 class Answer:
-    """One response as the client saw it. `outcome` is final once `finished` is true; times are the caller's clock."""
+    """One response as the client saw it. `outcome` is final once `finished` is true; times are the caller's clock.
 
-    __slots__ = ("body_bytes", "close", "finished", "headers", "meter", "outcome", "reason", "status", "tail")
+    `framed` tells that length or chunks said the body was whole, whatever its content says.
+    """
+
+    __slots__ = ("body_bytes", "close", "finished", "framed", "headers", "meter", "outcome", "reason", "status", "tail")
 
     def __init__(self) -> None:
         self.status = 0
@@ -112,6 +115,7 @@ class Answer:
         self.tail = b""
         self.close = False
         self.finished = False
+        self.framed = False
         self.outcome = Outcome.UNFINISHED
         self.reason = ""
 
@@ -289,6 +293,7 @@ class ResponseReader:
     def _whole(self, surplus: bool) -> bool:
         answer = self.answer
         meter = answer.meter
+        answer.framed = self._state != self.EOF
         if surplus:
             answer.fail(Outcome.PROTOCOL_ERROR, "bytes after the end of the response")
         elif meter is not None and meter.error:
