@@ -11,9 +11,11 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,7 @@ from runtime.verdict import Cause, Facts, Trigger, Verdict, describe_failure, ju
 # A client that lost its endpoint may end before the endpoint's own end has been seen.
 LOSS_GRACE_S = 0.5
 SECOND_LOOK_S = 0.5
+READING_S = 2.0
 _EXIT_REASONS = {
     signal.SIGTERM: "cancelled by SIGTERM",
     signal.SIGINT: "cancelled by SIGINT",
@@ -69,6 +72,7 @@ class Controller:
         self._environ = environ
         self._started = time.monotonic()
         self._inspecting: asyncio.Task[Inspection] | None = None
+        self._stop_reading = threading.Event()
         self.summary: list[str] = []
 
     async def run(self) -> Verdict:
@@ -79,7 +83,7 @@ class Controller:
         attempt.journal.event("ending", classification=cause.named, reason=cause.reason)
         if cause.failure is not None and cause.named in (Classification.SERVICE_LOST, Classification.NODE_LOST):
             attempt.journal.lose(cause.failure)
-        if cause.trigger is Trigger.CLIENT_EXITED:
+        if cause.named is None:  # the client exited 0: every output has to be read, however long that takes
             self._inspecting = asyncio.create_task(self._inspect())
         await Teardown(attempt, cause).run()
         return await self._conclude(cause)
@@ -143,12 +147,20 @@ class Controller:
     async def _inspect(self) -> Inspection:
         """Read the outputs as the client left them, beside the cleanup: a mismatch is known before any late loss."""
         attempt = self._attempt
-        return await asyncio.to_thread(outputs.inspect, attempt.directory.path, attempt.plan.client.outputs)
+        wanted = attempt.plan.client.outputs
+        return await asyncio.to_thread(outputs.inspect, attempt.directory.path, wanted, self._stop_reading)
+
+    async def _inspect_briefly(self) -> Inspection:
+        """Read the outputs for the report of an attempt that failed anyway: its verdict must not come too late."""
+        reading = asyncio.create_task(self._inspect())
+        await asyncio.wait({reading}, timeout=READING_S)
+        self._stop_reading.set()
+        return await reading
 
     async def _conclude(self, cause: Cause) -> Verdict:
         """Judge, report, publish and close, in that order."""
         attempt = self._attempt
-        inspection = await (self._inspecting or self._inspect())
+        inspection = await (self._inspecting or self._inspect_briefly())
         verdict = judge(Facts(cause, attempt.journal.readiness.health_failure, inspection.problems))
         if attempt.steps:
             self._write_report(verdict, inspection)
@@ -213,7 +225,8 @@ async def _conduct(opened: tuple[AttemptDir, AttemptRecord, Plan], environ: dict
     for line in controller.summary or [
         f"{record.run} attempt {record.attempt}: {verdict.classification}: {verdict.reason}"
     ]:
-        print(line, file=sys.stderr)
+        with suppress(OSError):  # nobody reads any more
+            print(line, file=sys.stderr)
     return verdict.exit_code
 
 

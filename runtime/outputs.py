@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +27,15 @@ class Inspection:
     problems: tuple[str, ...] = ()
 
 
-def inspect(directory: Path, outputs: Sequence[Output]) -> Inspection:
-    """Read every output whole. Never raises for a file that cannot be read: that is a problem of the output."""
+def inspect(directory: Path, outputs: Sequence[Output], stop: threading.Event | None = None) -> Inspection:
+    """Read every output whole, or until `stop` is set, which leaves the rest as problems.
+
+    Never raises for a file that cannot be read: that is a problem of the output.
+    """
     found, problems = [], []
     for output in outputs:
         try:
-            record = measure(directory, output.path)
+            record = measure(directory, output.path, stop)
         except FileNotFoundError:
             problems.append(f"{output.path}: missing")
             continue
@@ -46,13 +50,18 @@ def inspect(directory: Path, outputs: Sequence[Output]) -> Inspection:
     return Inspection(tuple(found), tuple(problems))
 
 
-def measure(directory: Path, path: str) -> OutputRecord:
-    """Count the lines and bytes of one file and hash it; a last line without its end counts. Raises OSError."""
+def measure(directory: Path, path: str, stop: threading.Event | None = None) -> OutputRecord:
+    """Count the lines and bytes of one file and hash it; a last line without its end counts.
+
+    Raises OSError, also when `stop` is set meanwhile.
+    """
     digest, lines, size, last = hashlib.sha256(), 0, 0, b"\n"
     with (directory / path).open("rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is not a regular file")
         while block := file.read(_BLOCK):
+            if stop is not None and stop.is_set():
+                raise OSError("it was still being read when the attempt had to end")
             digest.update(block)
             lines += block.count(b"\n")
             size += len(block)

@@ -82,7 +82,7 @@ async def _check_nodes(attempt: Attempt) -> list[str]:
     """Run the checks on every node in one step, which says one JSON line for each."""
     said = bytearray()
     try:
-        step = attempt.launch(preflight_step(attempt.directory, attempt.own), said.extend)
+        step = attempt.launch(preflight_step(attempt.plan, attempt.directory, attempt.own), said.extend)
     except StepError as error:
         raise StartupError(str(error)) from None
     try:

@@ -146,10 +146,13 @@ def client_values(endpoints: Sequence[Endpoint], attempt: AttemptDir) -> dict[st
     return {"attempt_dir": str(attempt.path)} | {f"endpoint.{one.deployment}": one.url for one in endpoints}
 
 
-def preflight_step(attempt: AttemptDir, own: Sequence[str]) -> StepSpec:
-    """Describe the step that looks at every node before a replica starts there."""
+def preflight_step(plan: Plan, attempt: AttemptDir, own: Sequence[str]) -> StepSpec:
+    """Describe the step that looks at every node before a replica starts there. It needs the PATH of every step."""
+    parts: list[Deployment | Client] = [*plan.deployments, plan.client]
+    paths = [part.env["PATH"] for part in parts if "PATH" in part.env]
+    env = {path.name: path for path in paths if isinstance(path, FromEnv)}
     command = (*own, "run", "--preflight", "--attempt-dir", str(attempt.path))
-    return StepSpec(name=PREFLIGHT, role=Role.PREFLIGHT, command=command, node=None)
+    return StepSpec(name=PREFLIGHT, role=Role.PREFLIGHT, command=command, node=None, env=env)
 
 
 def srun_arguments(spec: StepSpec, nodes: Sequence[str], identity: Path, own: Sequence[str]) -> list[str]:

@@ -206,6 +206,8 @@ def test_the_files_of_an_attempt_are_private(start_local: StartLocal) -> None:
         "report.json",
         "events.jsonl",
         "plan.json",
+        "services.json",
+        "stats-llama-endpoint.json",
     ):
         assert stat.S_IMODE((run.attempt.path / name).stat().st_mode) == 0o600, name
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,15 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         "folder: cannot be read: Is a directory",
     )
     assert [one.path for one in found.found] == ["few", "empty", "fine"]
+
+
+def test_reading_stops_when_it_must(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("1\n")
+    stop = threading.Event()
+    stop.set()
+    found = inspect(tmp_path, [Output("out", 1)], stop)
+    assert found.found == ()
+    assert found.problems == ("out: cannot be read: it was still being read when the attempt had to end",)
 
 
 def test_more_records_than_wanted_are_a_mismatch_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -46,7 +47,7 @@ def test_replicas_of_one_node_get_disjoint_gpus(start_slurm: StartSlurm) -> None
         sys.executable, "-c", telling + "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])",
         "{attempt_dir}/gpus-{index}", *FAKE[1:],
     ]  # fmt: skip
-    run = start_slurm(scenario(replica=replica, replicas=6))
+    run = start_slurm(scenario(replica=replica, replicas=6, env={"PATH": os.environ["PATH"]}))
     run.end("succeeded")
     nodes: dict[str, list[str]] = {}
     for index in range(6):

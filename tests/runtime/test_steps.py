@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runtime.layout import AttemptDir
 from runtime.placement import place
-from runtime.plan import Plan
+from runtime.plan import Plan, detach_env
 from runtime.planfile import load_plan
 from runtime.services import Endpoint, Node, Replica, Services
 from runtime.steps import (
@@ -69,7 +70,11 @@ def every_step(plan: Plan, services: Services, attempt: AttemptDir) -> list[Step
         for placed, replica in zip(place(plan), services.replicas, strict=True)
     ]
     endpoint = endpoint_step(plan, plan.deployments[0], services, attempt, OWN)
-    others = [monitor_step(services, attempt, OWN), client_step(plan, services, attempt), preflight_step(attempt, OWN)]
+    others = [
+        monitor_step(services, attempt, OWN),
+        client_step(plan, services, attempt),
+        preflight_step(plan, attempt, OWN),
+    ]
     return [*replicas, endpoint, *others]
 
 
@@ -105,8 +110,8 @@ def test_no_cpu_step_ever_asks_for_a_gpu(plan: Plan, services: Services, attempt
         assert wanted in words, spec.name
 
 
-def test_the_preflight_runs_once_on_every_node(attempt: AttemptDir) -> None:
-    words = srun(preflight_step(attempt, OWN), attempt)
+def test_the_preflight_runs_once_on_every_node(plan: Plan, attempt: AttemptDir) -> None:
+    words = srun(preflight_step(plan, attempt, OWN), attempt)
     assert "--nodes=3" in words and "--ntasks=3" in words and "--nodelist=node1,node2,node3" in words
     assert words[-4:] == ["run", "--preflight", "--attempt-dir", "/runs/gen-1/attempt-1"]
 
@@ -174,3 +179,10 @@ def test_a_replica_without_a_gpu_asks_for_none() -> None:
     spec = StepSpec("llama-replica-0", Role.REPLICA, ("x",), "node1")
     words = srun_arguments(spec, NODES, Path("x"), OWN)
     assert "--gres=none" in words and "--mem=0" in words and "--exact" in words
+
+
+def test_the_preflight_knows_the_path_of_every_step_and_no_other_value(plan: Plan, attempt: AttemptDir) -> None:
+    mine = replace(plan.deployments[0], env={"PATH": "/opt/engine/bin", "HF_TOKEN": SECRET})
+    detached, values = detach_env(replace(plan, deployments=(mine,)))
+    environment = launcher_environment({"PATH": "/bin", **values}, preflight_step(detached, attempt, OWN))
+    assert sorted(environment.values()) == ["/bin", "/opt/engine/bin"]
