@@ -7,11 +7,13 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.integration.support import free_ports
+from tests.runtime.minislurm import INSTALL, MiniSlurm, Shape, missing_programs
 from tools.launch import DD_PROXY, FAKE_BACKEND, ROOT
 from tools.readme import outdated
 
@@ -52,8 +54,28 @@ def test_links_lead_somewhere(page: str) -> None:
             assert (path.parent / link).exists(), f"{path.name} links to {link}"
 
 
-@pytest.mark.slow
-def test_the_batch_script_starts_everything_runs_the_client_and_leaves_nothing(pyz: Path, tmp_path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The README's batch script in a folder of its own, with stand-ins for vLLM and for the client."""
+
+    folder: Path
+    env: dict[str, str]
+    ports: range
+
+    def assert_done(self, job_id: str) -> None:
+        """Fail unless the client had its answers, the proxy stopped in order, and nothing was left behind."""
+        log = (self.folder / "proxy.log").read_text()
+        assert (self.folder / "out.txt").read_text() == "40 answers", log
+        assert '"event":"stopped","code":0' in log
+        assert not (self.folder / f"dd-proxy-{job_id}").exists()
+        for port in self.ports:
+            with socket.socket() as sock:
+                assert sock.connect_ex(("127.0.0.1", port)) != 0, f"something still listens on {port}"
+
+
+@pytest.fixture
+def job(pyz: Path, tmp_path: Path) -> Job:
+    """Lay out the script and what it calls, on ports that are free here."""
     first = free_ports(5)
     script = (ROOT / "examples" / "single-file.sbatch").read_text()
     assert script.count("18000") == 1
@@ -65,20 +87,29 @@ def test_the_batch_script_starts_everything_runs_the_client_and_leaves_nothing(p
     tools.mkdir()
     (tools / "vllm").write_text(f'#!/bin/sh\nexec {" ".join(FAKE_BACKEND)} "$3" "$4" --startup-delay-s 1\n')
     (tools / "vllm").chmod(0o755)
-    (tools / "python3").symlink_to(sys.executable)
-    (tools / "python").symlink_to(sys.executable)
-    env = {
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "TMPDIR": str(tmp_path),
-        "SLURM_JOB_ID": "7",
-        "MODEL": "m",
-    }
-    job = subprocess.run(["bash", "job.sbatch"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-    assert job.returncode == 0, job.stderr + (tmp_path / "proxy.log").read_text()
-    assert (tmp_path / "out.txt").read_text() == "40 answers"
-    assert '"event":"stopped","code":0' in (tmp_path / "proxy.log").read_text()
-    assert not (tmp_path / "dd-proxy-7").exists()
-    for port in range(first, first + 5):
-        with socket.socket() as sock:
-            assert sock.connect_ex(("127.0.0.1", port)) != 0, f"something still listens on {port}"
+    for name in ("python", "python3"):
+        (tools / name).symlink_to(sys.executable)
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "MODEL": "m"}
+    return Job(tmp_path, env, range(first, first + 5))
+
+
+@pytest.mark.slow
+def test_the_batch_script_starts_everything_runs_the_client_and_leaves_nothing(job: Job) -> None:
+    env = {**job.env, "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", "job.sbatch"], cwd=job.folder, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    job.assert_done("7")
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+def test_the_batch_script_is_one_that_slurm_takes_and_runs(job: Job) -> None:
+    if missing_programs():
+        pytest.skip(f"this test needs a real Slurm ({', '.join(missing_programs())} not found): {INSTALL}")
+    with MiniSlurm(Shape(nodes=1, gpus=4)) as slurm:
+        env = slurm.environment(**{**job.env, "PATH": f"{job.env['PATH']}:/usr/sbin:/sbin"})
+        submit = ["sbatch", "--parsable", "job.sbatch"]
+        sent = subprocess.run(submit, cwd=job.folder, env=env, capture_output=True, text=True, check=True)
+        job_id = sent.stdout.strip()
+        slurm.wait_job(job_id, "COMPLETED", timeout=120)
+    job.assert_done(job_id)
