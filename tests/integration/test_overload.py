@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
+import httpx
 import pytest
 
-from tests.integration.support import StartProxy, at_once, contacts, label, one_by_one, statuses, wait_depth
+from tests.integration.support import (
+    BODY,
+    CHAT,
+    StartProxy,
+    StartReplicas,
+    at_once,
+    contacts,
+    label,
+    one_by_one,
+    statuses,
+    wait_depth,
+)
 from tools.launch import Fake
 
 
@@ -87,12 +100,21 @@ async def test_when_all_refuse_each_request_asks_that_many_and_passes_the_last_r
     assert metrics.total("retries_total", reason="http_429") == 8 * (attempts - 1)
 
 
-async def test_a_real_queue_is_seen_before_it_is_full(start_proxy: StartProxy, replicas: list[Fake]) -> None:
-    proxy = start_proxy(replicas[:2], "--max-waiting-requests", "0")
-    replicas[0].fault("waiting", value=1)
-    wait_depth(proxy, {label(replicas[0]): 1})
-    assert statuses(await at_once(proxy, 10)) == {200: 10}
-    assert contacts(replicas[:2]) == [0, 10]
+async def test_requests_that_really_wait_in_a_replica_turn_others_away_from_it(
+    start_proxy: StartProxy, start_replicas: StartReplicas
+) -> None:
+    replicas = start_replicas(2, "--max-concurrency", "1")
+    proxy = start_proxy(replicas, "--max-waiting-requests", "1")
+    busy = replicas[0]
+    async with httpx.AsyncClient(base_url=busy.urls[0], timeout=30) as direct:  # load that the proxy did not send
+        endless = {**BODY, "stream": True, "max_tokens": 1_000_000}
+        async with direct.stream("POST", CHAT, json=endless) as holds_the_slot:
+            waiting = [asyncio.create_task(direct.post(CHAT, json=BODY)) for _ in range(2)]
+            await asyncio.to_thread(wait_depth, proxy, {label(busy): 2})
+            assert statuses(await one_by_one(proxy, 10)) == {200: 10}
+            assert contacts(replicas) == [3, 10]
+            await holds_the_slot.aclose()
+        assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
 
 
 @pytest.mark.parametrize("how", ["missing", "garbage", "hang"])

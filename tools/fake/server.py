@@ -63,6 +63,9 @@ class Listener:
             self._server = None
         for connection in list(self.connections):
             connection.close_if_idle()
+        if self._reopen is not None:
+            self._reopen.cancel()
+            self._reopen = None
         if for_s is not None:
             self._reopen = self.loop.call_later(for_s, self.clear, "refuse")
 
