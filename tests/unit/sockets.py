@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+
+import pytest
+import uvloop
 
 from tests.unit.kit import cut
 from tests.unit.stand_in import until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Behave = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test on both event loops that the proxy may run on."""
+
+    @functools.wraps(test)
+    def run(new_loop: Callable[[], asyncio.AbstractEventLoop], **fixtures: object) -> None:
+        async def main() -> None:
+            await test(**fixtures)
+
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(main())
+
+    known = inspect.signature(test)
+    added = inspect.Parameter("new_loop", inspect.Parameter.KEYWORD_ONLY)
+    run.__dict__["__signature__"] = known.replace(parameters=[*known.parameters.values(), added])
+    loops = [asyncio.new_event_loop, uvloop.new_event_loop]
+    both: Callable[..., None] = pytest.mark.parametrize("new_loop", loops, ids=["asyncio", "uvloop"])(run)
+    return both
 
 
 class Server:

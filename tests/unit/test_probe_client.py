@@ -14,7 +14,7 @@ from proxy.config import parse_options
 from proxy.connector import Connector
 from proxy.probe_client import BUFFER_BYTES, ProbeClient, ProbeFailed
 from tests.unit.kit import chunked
-from tests.unit.sockets import OK, Behave, Server, close, hang, in_pieces, reset, serving, then_close
+from tests.unit.sockets import OK, Behave, Server, close, hang, in_pieces, on_both_loops, reset, serving, then_close
 from tests.unit.stand_in import until
 
 
@@ -57,6 +57,7 @@ async def get(client: ProbeClient) -> tuple[int, bytes]:
         (b"HTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + OK, b"ok"),
     ],
 )
+@on_both_loops
 async def test_a_kept_connection_serves_one_get_after_the_other(answer: bytes, body: bytes, size: int) -> None:
     async with probing(*[in_pieces(answer, size)] * 3) as (client, server):
         for _ in range(3):
@@ -66,12 +67,14 @@ async def test_a_kept_connection_serves_one_get_after_the_other(answer: bytes, b
 
 
 @pytest.mark.parametrize("status", [200, 204, 304, 404, 503])
+@on_both_loops
 async def test_the_status_is_told(status: int) -> None:
     async with probing(b"HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n" % status) as (client, _):
         assert await get(client) == (status, b"")
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.0 200 OK\r\n\r\n"])
+@on_both_loops
 async def test_a_body_that_ends_with_its_connection(head: bytes) -> None:
     page = b"x" * 300_000
     async with probing(then_close(head + page), then_close(head + page)) as (client, server):
@@ -88,6 +91,7 @@ async def test_a_body_that_ends_with_its_connection(head: bytes) -> None:
         OK + b"more",
     ],
 )
+@on_both_loops
 async def test_a_connection_that_must_not_be_kept_is_closed(answer: bytes) -> None:
     async with probing(answer, answer) as (client, server):
         assert await get(client) == (200, b"ok")
@@ -96,6 +100,7 @@ async def test_a_connection_that_must_not_be_kept_is_closed(answer: bytes) -> No
 
 
 @pytest.mark.parametrize("die", [close, reset])
+@on_both_loops
 async def test_a_kept_connection_that_proves_dead_is_replaced(die: Behave) -> None:
     async with probing(OK, die, OK) as (client, server):
         assert await get(client) == (200, b"ok")
@@ -103,6 +108,7 @@ async def test_a_kept_connection_that_proves_dead_is_replaced(die: Behave) -> No
         assert server.connections == 2
 
 
+@on_both_loops
 async def test_a_connection_that_was_closed_while_idle_is_replaced() -> None:
     async with probing(then_close(OK), OK) as (client, server):
         assert await get(client) == (200, b"ok")
@@ -112,6 +118,7 @@ async def test_a_connection_that_was_closed_while_idle_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("die", [close, reset])
+@on_both_loops
 async def test_a_fresh_connection_that_dies_is_a_failure(die: Behave) -> None:
     async with probing(die) as (client, server):
         with pytest.raises((ProbeFailed, ConnectionError)):
@@ -128,6 +135,7 @@ async def test_a_fresh_connection_that_dies_is_a_failure(die: Behave) -> None:
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000,
     ],
 )
+@on_both_loops
 async def test_what_is_no_response_is_a_failure_and_closes(answer: bytes) -> None:
     async with probing(answer, OK) as (client, server):
         with pytest.raises(ProbeFailed):
@@ -139,12 +147,14 @@ async def test_what_is_no_response_is_a_failure_and_closes(answer: bytes) -> Non
 @pytest.mark.parametrize(
     "answer", [OK[:-1], b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", b"HTTP/1.1 2"]
 )
+@on_both_loops
 async def test_a_response_that_is_cut_is_a_failure(answer: bytes) -> None:
     async with probing(then_close(answer)) as (client, _):
         with pytest.raises((ProbeFailed, ConnectionError)):
             await get(client)
 
 
+@on_both_loops
 async def test_nobody_there_is_a_failure() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
@@ -153,6 +163,7 @@ async def test_nobody_there_is_a_failure() -> None:
             await get(client)
 
 
+@on_both_loops
 async def test_after_cancellation_the_connection_is_closed_and_the_next_probe_is_clean() -> None:
     async with probing(hang, OK) as (client, server):
         task = asyncio.ensure_future(client.get("/x"))
@@ -165,6 +176,7 @@ async def test_after_cancellation_the_connection_is_closed_and_the_next_probe_is
         assert server.connections == 2
 
 
+@on_both_loops
 async def test_bytes_nobody_asked_for_close_an_idle_connection() -> None:
     async with probing(OK, OK) as (client, server):
         assert await get(client) == (200, b"ok")
