@@ -191,7 +191,7 @@ def verdict(outcomes: Outcomes) -> tuple[bool, str]:
     cut = outcomes.book.retries[Outcome.TRUNCATED.label]
     metrics = outcomes.metrics
     whole = metrics.total("responses_total", code="200") - metrics.total("incomplete_responses_total")
-    again = f" ({cut} broke off with the killed replica after they had begun, and were asked for again)" if cut else ""
+    again = f" ({cut} cut short with the killed replica after having begun, then asked for again)" if cut else ""
     if answered < requests:
         worst = ", ".join(f"{reason} ({count})" for reason, count in outcomes.book.reasons.most_common(3))
         return False, f"LOST: {requests - answered} of {requests} requests had no whole answer: {worst or 'see above'}"
