@@ -179,6 +179,8 @@ class Downstream(asyncio.Protocol):
             self._refuse_long_head(data)
         elif wire.has_bare_lf(data):
             self._refuse_head(HeadError(400, "a bare line feed in the head"), data)
+        elif self._eof:
+            self._close()  # the rest will never come
         else:
             if data and not self._buffer:
                 self.endpoint.head_began(self)
@@ -250,6 +252,8 @@ class Downstream(asyncio.Protocol):
         self._phase = Phase.BODY
         if rest:
             self._read_body(rest)
+        if self._eof and self._phase is Phase.BODY:  # the rest will never come
+            self.transport.abort()
 
     def _read_body(self, data: bytes) -> None:
         upload = self._upload
@@ -329,8 +333,6 @@ class Downstream(asyncio.Protocol):
             return
         data, self._buffer = self._buffer, b""
         self._read_head(data)
-        if self._phase is Phase.HEAD and self._eof and self.exchange is None:
-            self._close()  # the rest of a request that will never come
 
     def _linger(self) -> None:
         """Half-close, and throw away what still comes, so that the answer is not lost to a reset."""

@@ -56,7 +56,7 @@ def _kind(line: bytes) -> int:
     if kind == LENGTH:
         return LENGTH if _LENGTH.fullmatch(value) else UNUSUAL
     if kind == CODING:
-        return CODING if value.lower() == b"chunked" else UNUSUAL
+        return CODING if value == b"chunked" else UNUSUAL
     if kind == EXPECT:
         return EXPECT if value.lower() == b"100-continue" else UNUSUAL
     return kind

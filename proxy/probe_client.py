@@ -30,14 +30,14 @@ class ProbeFailed(Exception):
     """The probe got no whole HTTP response."""
 
 
-class ProbeClient(asyncio.BufferedProtocol):
+class ProbeClient:
     """One GET at a time on a connection that is kept alive; `buffer` is shared with other probes of the process."""
 
     def __init__(self, backend: Backend, connector: Connector, buffer: bytearray) -> None:
         self._backend = backend
         self._connector = connector
         self._view = memoryview(buffer)
-        self._transport: asyncio.Transport | None = None
+        self._connection: _Connection | None = None
         self._dialling: asyncio.Task[None] | None = None
         self._path = ""
         self._sink: BodySink | None = None
@@ -59,11 +59,11 @@ class ProbeClient(asyncio.BufferedProtocol):
         closes when it has waited enough, and then `done` is not called. A kept connection that proves dead is replaced.
         """
         self._path, self._sink, self._done = path, sink, done
-        self._again = self._transport is not None
-        if self._transport is None:
+        self._again = self._connection is not None
+        if self._connection is None:
             self._dial()
         else:
-            self._send(self._transport)
+            self._send(self._connection)
 
     async def get(self, path: str, sink: BodySink | None = None) -> int:
         """Send one GET and return the status of its whole response; see `start`.
@@ -90,19 +90,26 @@ class ProbeClient(asyncio.BufferedProtocol):
         self._dialling = asyncio.get_running_loop().create_task(self._connect())
 
     async def _connect(self) -> None:
+        connection = _Connection(self, self._view)
         try:
-            await self._connector.connect(self._backend, lambda: self)
+            await self._connector.connect(self._backend, lambda: connection)
         except OSError as e:
             self._dialling = None
             self._end(e)
             return
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
         self._dialling = None
-        if self._transport is not None:
-            self._send(self._transport)
+        self._connection = connection
+        if connection.ended:
+            self.lost(connection, None)
+        else:
+            self._send(connection)
 
-    def _send(self, transport: asyncio.Transport) -> None:
+    def _send(self, connection: _Connection) -> None:
         self._reset()
-        transport.write(
+        connection.write(
             b"GET %b HTTP/1.1\r\nHost: %b\r\nAccept: */*\r\n\r\n" % (self._path.encode(), self._backend.authority)
         )
 
@@ -112,9 +119,9 @@ class ProbeClient(asyncio.BufferedProtocol):
         if self._dialling is not None:
             self._dialling.cancel()
             self._dialling = None
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            transport.abort()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
 
     def _end(self, result: int | Exception) -> None:
         done = self._done
@@ -124,18 +131,12 @@ class ProbeClient(asyncio.BufferedProtocol):
         if done is not None:
             done(result)
 
-    # ------------------------------------------------------------------ asyncio.BufferedProtocol
+    # ------------------------------------------------------------------ events of the present connection
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.BaseProtocol."""
-        self._transport = cast(asyncio.Transport, transport)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio.BufferedProtocol."""
-        return self._view
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """See asyncio.BufferedProtocol."""
+    def took(self, connection: _Connection, nbytes: int) -> None:
+        """Take the bytes that stand in the shared buffer now."""
+        if connection is not self._connection:
+            return
         if self._done is None:
             self.close()  # bytes that nobody asked for
             return
@@ -143,19 +144,24 @@ class ProbeClient(asyncio.BufferedProtocol):
         try:
             self._take(self._view[:nbytes])
         except (HeadError, FramingError) as e:
-            self._fail(ProbeFailed(str(e)))
+            self._keep_alive = False
+            self._end(ProbeFailed(str(e)))
 
-    def eof_received(self) -> None:
-        """See asyncio.BaseProtocol."""
-        if self._status and self._left < 0 and self._chunks is None:
+    def lost(self, connection: _Connection, error: BaseException | None) -> None:
+        """Take the end of the connection; it ends a response that has no other end."""
+        if connection is not self._connection:
+            return
+        self._connection = None
+        self._keep_alive = False
+        if self._done is None:
+            return
+        if self._status and self._left < 0 and self._chunks is None and error is None:
             self._end(self._status)
+        elif self._again:
+            self._again = False
+            self._dial()
         else:
-            self._fail(ProbeFailed("the connection ended before the response did"))
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """See asyncio.BaseProtocol."""
-        self._transport = None
-        self._fail(exc if isinstance(exc, OSError) else ProbeFailed("the connection ended before the response did"))
+            self._end(error if isinstance(error, OSError) else ProbeFailed("the connection ended before the response"))
 
     # ------------------------------------------------------------------ the response
 
@@ -211,13 +217,47 @@ class ProbeClient(asyncio.BufferedProtocol):
         if self._sink is not None and piece:
             self._sink(piece)
 
-    def _fail(self, error: Exception) -> None:
-        if self._done is None:
-            return
-        if self._again:
-            self._again = False
-            self._transport = None
-            self._dial()
-            return
-        self._keep_alive = False
-        self._end(error)
+
+class _Connection(asyncio.BufferedProtocol):
+    """One connection of a ProbeClient, which may have a new one before this one is quite gone."""
+
+    def __init__(self, client: ProbeClient, view: memoryview) -> None:
+        self._client = client
+        self._view = view
+        self._transport: asyncio.Transport | None = None
+        self.ended = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.BaseProtocol."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio.BufferedProtocol."""
+        return self._view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio.BufferedProtocol."""
+        self._client.took(self, nbytes)
+
+    def eof_received(self) -> None:
+        """See asyncio.BaseProtocol."""
+        self._end(None)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See asyncio.BaseProtocol."""
+        self._end(exc)
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self.ended:
+            self.ended = True
+            self._client.lost(self, error)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()

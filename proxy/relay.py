@@ -162,12 +162,12 @@ class Attempt:
         if self._pending:
             data = self._pending + data
         try:
-            head, end = read_head(endpoint.memo_responses, data, endpoint.config.max_head_bytes)
+            head, data, end = read_head(endpoint.memo_responses, data, endpoint.config.max_head_bytes)
         except HeadError:
             self._fail(FailedAttempt(Failure.PROTOCOL_ERROR))
             return
         if head is None:
-            self._pending = data[end:]
+            self._pending = data
         else:
             self._take_head(head, data, end)
 

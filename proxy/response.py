@@ -11,11 +11,11 @@ from proxy.head_memo import HeadMemo
 from proxy.headers import Framing, HeadError, ResponseHead
 
 
-def read_head(memo: HeadMemo[ResponseHead], data: bytes, limit: int) -> tuple[ResponseHead | None, int]:
+def read_head(memo: HeadMemo[ResponseHead], data: bytes, limit: int) -> tuple[ResponseHead | None, bytes, int]:
     """Read the final response head at the start of `data`, behind interim ones, which are dropped.
 
-    Returns the head and the index behind it; None and the index from which to keep bytes when it is not complete.
-    Raises HeadError for what is no proper response, or a head of more than `limit` bytes.
+    Returns the head, the bytes that begin with it, and the index behind it in them; None and the bytes to keep when it
+    is not complete. Raises HeadError for what is no proper response, or a head of more than `limit` bytes.
     """
     start = 0
     while True:
@@ -24,12 +24,12 @@ def read_head(memo: HeadMemo[ResponseHead], data: bytes, limit: int) -> tuple[Re
             rest = data[start:] if start else data
             if len(rest) > limit or not wire.may_begin_response(rest) or wire.has_bare_lf(rest):
                 raise HeadError(502, "no proper response head")
-            return None, start
+            return None, rest, 0
         if end - start > limit:
             raise HeadError(502, "the response head is too long")
         head = memo.understand(data[start:end])
         if head is not None:
-            return head, end
+            return (head, data[start:], end - start) if start else (head, data, end)
         start = end
 
 
