@@ -177,6 +177,7 @@ class Transport(asyncio.Transport):
         self.blocked = False
         self.reading = True
         self.half_closed = False  # write_eof was called
+        self.eof_arrived = False
         self.closing = False
         self.aborted = False
         self.lost = False  # connection_lost was called
@@ -254,6 +255,7 @@ class Transport(asyncio.Transport):
 
     def deliver_eof(self) -> None:
         """Let the peer's end of file arrive."""
+        self.eof_arrived = True
         if not self.closing and not self.protocol.eof_received():
             self.close()
 
