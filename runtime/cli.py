@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
+from runtime.signals import held_signals
 from runtime.usage import Parser, UsageError
 
 
@@ -18,9 +20,12 @@ def main(argv: list[str]) -> int:
     try:
         if argv[0] == "exec":
             return _exec(argv[1:])
-        from runtime.commands import carry_out
+        # Importing the lifecycle takes a moment in which a signal must not kill what will end in order on it.
+        lasting = argv[0] in ("run", "monitor") and "--preflight" not in argv
+        with held_signals() if lasting else nullcontext():
+            from runtime.commands import carry_out
 
-        code = carry_out(argv)
+            code = carry_out(argv)
         sys.stdout.flush()
         return code
     except UsageError as error:

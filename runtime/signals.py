@@ -7,14 +7,30 @@ Refuses to know what a signal means.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a command holds its signals before it spends time on imports
+    import asyncio
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """Keep signals pending until a SignalInbox is installed, so that none kills a process that is still importing.
+
+    The mask of before is put back at the end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class SignalInbox:
@@ -24,9 +40,10 @@ class SignalInbox:
         self._received: deque[int] = deque()
 
     def install(self) -> None:
-        """Keep every handled signal from now on."""
+        """Keep every handled signal from now on, those that were held first."""
         for number in HANDLED:
             signal.signal(number, lambda received, _frame: self._received.append(received))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def attach(self, loop: asyncio.AbstractEventLoop, listener: Callable[[int], None]) -> None:
         """Hand signals to `listener` in the loop, those that came before it first."""
