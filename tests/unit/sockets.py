@@ -48,13 +48,17 @@ class Server:
         self.requests: list[bytes] = []
         self.open: set[asyncio.StreamWriter] = set()
 
+    def next_behaviour(self, request: bytes) -> bytes | Behave:
+        """Say how a request is answered."""
+        return self.behaviours.pop(0)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self.open.add(writer)
         try:
             while not writer.is_closing() and not reader.at_eof():
                 self.requests.append(await reader.readuntil(b"\r\n\r\n"))
-                behaviour = self.behaviours.pop(0)
+                behaviour = self.next_behaviour(self.requests[-1])
                 if isinstance(behaviour, bytes):
                     writer.write(behaviour)
                 else:

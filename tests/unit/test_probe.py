@@ -1,0 +1,157 @@
+"""The prober on a real loop: verdicts, samples, no overlap, and no connection left when a backend goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from proxy.config import parse_options
+from proxy.endpoint import Endpoint
+from proxy.probe import Prober
+from proxy.upstream import Backend
+from tests.unit.kit import Log, ask, rig
+from tests.unit.sockets import OK, Behave, Server, hang, on_both_loops, then_close
+from tests.unit.stand_in import until
+
+BAD = b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"
+
+
+def page(depth: object) -> bytes:
+    body = b'vllm:num_requests_waiting{engine="0"} %b\n' % str(depth).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+class Replica(Server):
+    """A backend whose answers for each path can be changed while it runs."""
+
+    def __init__(self, health: bytes | Behave = OK, metrics: bytes | Behave | None = None) -> None:
+        super().__init__()
+        self.answers = {b"/health": health, b"/metrics": page(0) if metrics is None else metrics}
+
+    def next_behaviour(self, request: bytes) -> bytes | Behave:
+        return self.answers[request.split(b" ")[1]]
+
+    def count(self, path: bytes) -> int:
+        return sum(request.startswith(b"GET %b " % path) for request in self.requests)
+
+
+@asynccontextmanager
+async def watching(replica: Replica, **options: object) -> AsyncIterator[tuple[Endpoint, Backend, Log]]:
+    listening = await asyncio.start_server(replica.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    quick = {"health_interval": 0.02, "health_timeout": 5, "queue_interval": 0.02}
+    config, errors = parse_options({"listen_port": 0, "backend": [url]} | quick | options, "test")
+    assert config is not None, errors
+    log = Log()
+    endpoint = Endpoint(config, log, asyncio.get_running_loop())
+    prober = Prober(endpoint)
+    endpoint.probes = prober
+    [backend] = endpoint.fleet
+    prober.start(backend)
+    try:
+        yield endpoint, backend, log
+    finally:
+        await prober.close()
+        endpoint.departures.close()
+        listening.close()
+        log.close()
+        await until(lambda: not replica.open)  # no probe connection stays
+
+
+@on_both_loops
+async def test_verdicts_follow_the_probes_and_are_logged() -> None:
+    replica = Replica()
+    async with watching(replica) as (endpoint, backend, log):
+        await until(lambda: backend.health.healthy is True)
+        replica.answers[b"/health"] = BAD
+        await until(lambda: backend.health.healthy is False)
+        assert not endpoint.fleet.readiness().ok
+        replica.answers[b"/health"] = OK
+        await until(lambda: backend.health.healthy is True)
+        names = [name for name, _ in log.events]
+        assert names == ["backend_healthy", "backend_unhealthy", "backend_healthy"]
+
+
+@on_both_loops
+async def test_a_probe_that_nobody_answers_in_time_is_a_bad_one() -> None:
+    async with watching(Replica(health=hang), health_timeout=0.05) as (_, backend, _):
+        await until(lambda: backend.health.healthy is False)
+
+
+@on_both_loops
+async def test_a_probe_is_made_at_once_when_it_is_asked_for() -> None:
+    replica = Replica()
+    async with watching(replica, health_interval=3600) as (endpoint, backend, _):
+        await until(lambda: backend.health.healthy is True)
+        assert replica.count(b"/health") == 1
+        endpoint.probe_now(backend)
+        await until(lambda: replica.count(b"/health") == 2)
+
+
+@on_both_loops
+async def test_the_depth_is_sampled_over_one_connection() -> None:
+    replica = Replica(metrics=page(7))
+    async with watching(replica) as (_, backend, _):
+        await until(lambda: backend.queue_depth == 7)
+        replica.answers[b"/metrics"] = page(131)
+        await until(lambda: backend.queue_depth == 131)
+        await until(lambda: replica.count(b"/metrics") > 10)
+        assert replica.connections <= 2  # one for health, one for samples
+
+
+@on_both_loops
+async def test_what_cannot_be_read_never_replaces_a_reading() -> None:
+    replica = Replica(metrics=page(7))
+    async with watching(replica) as (_, backend, _):
+        await until(lambda: backend.queue_depth == 7)
+        for answer in (
+            page("NaN"),
+            BAD,
+            then_close(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n"),
+            b"garbage\r\n\r\n",
+        ):
+            replica.answers[b"/metrics"] = answer
+            seen = replica.count(b"/metrics")
+            await until(lambda seen=seen: replica.count(b"/metrics") > seen + 1)  # type: ignore[misc]
+            assert backend.queue_depth == 7
+
+
+@on_both_loops
+async def test_samples_of_one_backend_never_overlap() -> None:
+    replica = Replica(metrics=hang)
+    async with watching(replica) as (_, backend, _):
+        await until(lambda: replica.count(b"/health") > 5)
+        assert replica.count(b"/metrics") == 1
+        assert backend.queue_depth is None
+
+
+@on_both_loops
+async def test_no_depth_is_read_where_that_is_off() -> None:
+    replica = Replica()
+    async with watching(replica, queue_metrics="off"):
+        await until(lambda: replica.count(b"/health") > 3)
+        assert replica.count(b"/metrics") == 0
+
+
+@on_both_loops
+async def test_a_removed_backend_is_asked_no_more() -> None:
+    replica = Replica()
+    async with watching(replica) as (endpoint, backend, _):
+        await until(lambda: replica.count(b"/metrics") > 2)
+        endpoint.remove_backend(backend, 0.0)
+        await until(lambda: not replica.open)
+        assert list(endpoint.fleet) == []
+
+
+def test_bytes_of_a_response_are_seen_while_they_come_and_afterwards() -> None:
+    """So that a probe which only times out does not condemn a backend that delivers."""
+    with rig(1) as r:
+        [backend] = r.backends
+        ask(r)
+        replica = r.accept()
+        assert r.endpoint.reads_of(backend) == 0
+        replica.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n", b"ab")
+        assert r.endpoint.reads_of(backend) == 2
+        replica.send(b"cd")
+        assert r.endpoint.reads_of(backend) == 3
