@@ -178,6 +178,13 @@ class Attempt:
         found = next(one for one in self.read("services.json")["replicas"] if one["name"] == step)
         return f"{found['host']}:{found['port']}"
 
+    def active_at_drain(self, name: str = "llama") -> int:
+        """Give the responses that were active when the endpoint began to drain."""
+        lines = (self.path / "logs" / f"{name}-endpoint.err").read_text().splitlines()
+        found = [json.loads(line) for line in lines if '"event":"draining"' in line]
+        assert found, self.story()
+        return int(found[0]["active"])
+
     def story(self) -> str:
         """Tell what happened so far, for a failing test."""
         errors = [f"{path.name}: {path.read_text(errors='replace')[-400:]}" for path in self.path.glob("logs/*.err")]
@@ -281,7 +288,7 @@ def read_to_end(sock: socket.socket) -> bytes:
 class LiveStream:
     """One streamed completion through an endpoint, begun and still running."""
 
-    def __init__(self, authority: str, tokens: int = 20) -> None:
+    def __init__(self, authority: str, tokens: int = 40) -> None:
         body = json.dumps({"model": "m", "prompt": "x", "stream": True, "max_tokens": tokens}).encode()
         self._sock = open_stream("POST", authority, "/v1/completions", body)
         self._received = b""

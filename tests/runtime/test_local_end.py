@@ -16,7 +16,7 @@ from runtime.own import own_command
 from tests.runtime.lifecycle import FAKE, LiveStream, Scenario, StartLocal, client
 from tests.runtime.minislurm import wait_until
 
-STREAMING = Scenario(replica=[*FAKE, "--token-interval", "0.1"], client=client(-3))
+STREAMING = Scenario(replica=[*FAKE, "--token-interval", "0.1"], client=client(-3), drain_timeout="10s")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -49,12 +49,13 @@ def test_a_signal_at_any_moment_of_the_start_cancels_and_leaves_nothing(
 def test_further_signals_change_nothing(start_local: StartLocal) -> None:
     run = start_local(STREAMING)
     run.attempt.wait_ready()
-    stream = LiveStream(run.attempt.endpoint(), tokens=15)
+    stream = LiveStream(run.attempt.endpoint(), tokens=30)
     run.process.terminate()
     run.attempt.wait_event("drain_started")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM):
         run.process.send_signal(number)
     assert stream.complete()
+    assert run.attempt.active_at_drain() == 1
     assert run.wait() == 143
     assert run.attempt.read("attempt.json")["reason"] == "cancelled by SIGTERM"
 
@@ -62,11 +63,12 @@ def test_further_signals_change_nothing(start_local: StartLocal) -> None:
 def test_cancel_ends_a_local_run_in_order_and_says_so(start_local: StartLocal) -> None:
     run = start_local(STREAMING)
     run.attempt.wait_ready()
-    stream = LiveStream(run.attempt.endpoint(), tokens=15)
+    stream = LiveStream(run.attempt.endpoint(), tokens=30)
     cancel = [*own_command(), "cancel", str(run.attempt.path)]
     done = subprocess.run(cancel, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
     assert stream.complete()
+    assert run.attempt.active_at_drain() == 1
     assert run.wait() == 143
     again = subprocess.run(cancel, capture_output=True, text=True, timeout=30)
     assert again.returncode == 0
@@ -76,9 +78,10 @@ def test_cancel_ends_a_local_run_in_order_and_says_so(start_local: StartLocal) -
 def test_a_live_stream_ends_complete_when_the_client_ends(start_local: StartLocal) -> None:
     run = start_local(STREAMING)
     run.attempt.wait_ready()
-    stream = LiveStream(run.attempt.endpoint(), tokens=15)
+    stream = LiveStream(run.attempt.endpoint(), tokens=30)
     os.kill(run.attempt.pid("client"), signal.SIGTERM)
     assert stream.complete()
+    assert run.attempt.active_at_drain() == 1
     assert run.wait() == 0
     assert run.attempt.read("report.json")["endpoints"][0]["responses"] == {"200": 1}
 
@@ -86,9 +89,10 @@ def test_a_live_stream_ends_complete_when_the_client_ends(start_local: StartLoca
 def test_a_live_stream_ends_complete_when_another_replica_is_lost(start_local: StartLocal) -> None:
     run = start_local(STREAMING)
     run.attempt.wait_ready()
-    stream = LiveStream(run.attempt.endpoint(), tokens=15)  # the first stream is on the first replica
+    stream = LiveStream(run.attempt.endpoint(), tokens=30)  # the first stream is on the first replica
     os.kill(run.attempt.pid("llama-replica-1"), signal.SIGKILL)
     assert stream.complete()
+    assert run.attempt.active_at_drain() == 1
     assert run.wait() == 1
     assert run.attempt.read("attempt.json")["classification"] == "service_lost"
 

@@ -17,6 +17,7 @@ from tests.runtime.minislurm import MiniSlurm, Shape, wait_until
 
 pytestmark = pytest.mark.slurm
 
+LASTING = [*GRACEFUL, "--events", "40"]
 STREAMING = [*FAKE, "--token-interval", "0.1"]
 # Stays until TERM in the first attempt, delivers at once in the second.
 SECOND_TIME = [
@@ -26,31 +27,34 @@ SECOND_TIME = [
 
 
 def test_a_live_stream_ends_complete_when_the_client_ends(start_slurm: StartSlurm) -> None:
-    run = start_slurm(scenario(client=client(-3), replica=STREAMING))
+    run = start_slurm(scenario(client=client(-3), replica=STREAMING, drain_timeout="10s"))
     run.attempt.wait_ready()
     stream = LiveStream(run.attempt.endpoint())
     run.kill_step("client", signal.SIGTERM)
     assert stream.complete(), run.attempt.story()
+    assert run.attempt.active_at_drain() == 1
     run.end("succeeded")
     assert run.attempt.read("report.json")["endpoints"][0]["responses"] == {"200": 1}
 
 
 def test_a_live_stream_ends_complete_when_another_service_is_lost(start_slurm: StartSlurm) -> None:
-    run = start_slurm(scenario(client=client(-3), replica=STREAMING))
+    run = start_slurm(scenario(client=client(-3), replica=STREAMING, drain_timeout="10s"))
     run.attempt.wait_ready()
     stream = LiveStream(run.attempt.endpoint())
     run.kill_step("llama-replica-4", signal.SIGKILL)
     assert stream.complete(), run.attempt.story()
+    assert run.attempt.active_at_drain() == 1
     run.end("service_lost")
 
 
 def test_cancel_drains_in_order_and_says_how_it_ended(start_slurm: StartSlurm) -> None:
-    run = start_slurm(scenario(client=client(-3), replica=STREAMING))
+    run = start_slurm(scenario(client=client(-3), replica=STREAMING, drain_timeout="10s"))
     run.attempt.wait_ready()
     stream = LiveStream(run.attempt.endpoint())
     done = run.cancel()
     assert done.returncode == 0, done.stderr
     assert stream.complete(), run.attempt.story()
+    assert run.attempt.active_at_drain() == 1
     assert "cancelled by SIGTERM" in run.end("cancelled")
     told = [(one["event"], one.get("step"), one.get("signal")) for one in run.attempt.events()]
     endpoint_done = told.index(("step_exited", "llama-endpoint", None))
@@ -62,11 +66,12 @@ def test_cancel_drains_in_order_and_says_how_it_ended(start_slurm: StartSlurm) -
 
 
 def test_a_plain_scancel_is_a_cancel_and_cuts_no_stream(start_slurm: StartSlurm) -> None:
-    run = start_slurm(scenario(client=client(-3), replica=GRACEFUL))
+    run = start_slurm(scenario(client=client(-3), replica=LASTING, drain_timeout="10s"))
     run.attempt.wait_ready()
     stream = LiveStream(run.attempt.endpoint())
     run.slurm.run("scancel", run.job_id)
     assert stream.complete(), run.attempt.story()
+    assert run.attempt.active_at_drain() == 1
     run.end("cancelled")
     assert run.attempt.read("readiness.json")["state"] == "stopped"
     assert run.attempt.read("readiness.json")["health_failure"] is None
@@ -78,7 +83,7 @@ def test_the_time_limit_ends_in_order_and_cuts_no_stream(start_slurm: StartSlurm
     complete: list[bool] = []
     while not run.attempt.events("drain_ended"):  # one stream after the other, so that one runs when the drain begins
         try:
-            stream = LiveStream(run.attempt.endpoint())
+            stream = LiveStream(run.attempt.endpoint(), tokens=20)
         except (OSError, AssertionError):
             break
         complete.append(stream.complete())
@@ -91,7 +96,7 @@ def test_the_time_limit_ends_in_order_and_cuts_no_stream(start_slurm: StartSlurm
 
 
 def test_a_term_to_the_launcher_would_have_cut_the_stream(start_slurm: StartSlurm) -> None:
-    run = start_slurm(scenario(client=client(-3), replica=STREAMING))
+    run = start_slurm(scenario(client=client(-3), replica=STREAMING, drain_timeout="10s"))
     run.attempt.wait_ready()
     stream = LiveStream(run.attempt.endpoint())
     os.kill(run.launcher("llama-endpoint"), signal.SIGTERM)
@@ -180,11 +185,13 @@ def test_a_requeue_after_a_lost_node_is_told_from_a_preemption(start_slurm: Star
 def test_a_preemption_with_a_grace_time_is_no_lost_service(tmp_path: Path) -> None:
     partition = "PartitionName=grace Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime=30 MaxTime=INFINITE State=UP"
     with MiniSlurm(Shape(extra=[partition])) as cluster:
-        run = SlurmRun(cluster, scenario(client=client(-3), replica=GRACEFUL, partition="grace").write(tmp_path))
+        plan = scenario(client=client(-3), replica=LASTING, drain_timeout="10s", partition="grace").write(tmp_path)
+        run = SlurmRun(cluster, plan)
         run.attempt.wait_ready()
         stream = LiveStream(run.attempt.endpoint())
         cluster.run("sbatch", "-p", "urgent", "-N", "3", "--exclusive", "-o", "/dev/null", "--wrap", "true")
         assert stream.complete(), run.attempt.story()
+        assert run.attempt.active_at_drain() == 1
         assert "preempts" in run.end("preempted")
         assert run.attempt.read("readiness.json")["health_failure"] is None
 
