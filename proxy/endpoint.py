@@ -106,7 +106,7 @@ class Endpoint:
             self.counters.failovers += 1
         self._count_response(entry, seconds)
         line = self.log.request(entry)
-        self.recent.add(entry["request_id"], line, choices)
+        self.recent.add(entry, line, choices)
 
     def refused_head(self, error: HeadError, rejection: Rejection, bytes_in: int, bytes_out: int) -> None:
         """Count and log a request whose head made no exchange."""
@@ -126,7 +126,7 @@ class Endpoint:
             "upstreams": [],
         }
         self._count_response(entry, 0.0)
-        self.recent.add(entry["request_id"], self.log.request(entry), None)
+        self.recent.add(entry, self.log.request(entry), None)
 
     def _count_response(self, entry: RequestEntry, seconds: float) -> None:
         status, counters = entry["final_status"], self.counters

@@ -1,8 +1,7 @@
 """The last requests, kept as the log wrote them: for `GET /requests/{id}`, the status page and `dd-proxy why`.
 
 Owns two bounded rings and nothing else. A request's line is kept as bytes and never parsed here, so that keeping it
-costs the data path one append. Refuses to know what a line says beyond the few words that mark it as worth keeping for
-longer.
+costs the data path one append.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from proxy.events import RequestEntry
+
 MAX_RECENT = 1000
 MAX_NOTABLE = 200
 MAX_BYTES = 1 << 20  # of either ring: a path may be as long as a head, and 1,000 of those would be 64 MB
-
-# What orjson writes of a request that used more than one attempt or ended badly. A quote inside a path is escaped, so
-# that no client can write these.
-_NOTABLE = (b'"failover":true', b'"complete":false', b'"final_status":5', b'"final_status":429')
 
 Choice = Mapping[str, Sequence[str]]  # why -> ids of the backends that one choice had to leave out for it
 
@@ -43,14 +40,13 @@ class RecentRequests:
     def __repr__(self) -> str:
         return f"<RecentRequests recent={len(self._recent)} notable={len(self._notable)}>"
 
-    def add(self, request_id: str, line: bytes, choices: Sequence[Choice | None] | None) -> None:
-        """Keep one request that has ended; `line` is the JSON object that went to the log."""
-        kept = (request_id, line, choices, len(line) + (_weight(choices) if choices else 0))
+    def add(self, entry: RequestEntry, line: bytes, choices: Sequence[Choice | None] | None) -> None:
+        """Keep one request that has ended; `line` is what went to the log for `entry`."""
+        kept = (entry["request_id"], line, choices, len(line) + (_weight(choices) if choices else 0))
         self._recent.add(kept)
-        for mark in _NOTABLE:
-            if mark in line:
-                self._notable.add(kept)
-                return
+        status = entry["final_status"]
+        if entry["failover"] or not entry["complete"] or status == 429 or status >= 500:
+            self._notable.add(kept)
 
     def find(self, request_id: str) -> Kept | None:
         """Find the latest request of this id, or None when it was never seen or is forgotten."""

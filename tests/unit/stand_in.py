@@ -104,7 +104,7 @@ def attempt(backend: str, outcome: str, total_s: float, **fields: Any) -> dict[s
 
 def remember(endpoint: StandIn, event: dict[str, Any], choices: list[Choice | None] | None = None) -> None:
     """Put an ended request where the data path would."""
-    endpoint.recent.add(event["request_id"], orjson.dumps(event), choices)
+    endpoint.recent.add(event, orjson.dumps(event), choices)
 
 
 async def until(check: Callable[[], bool]) -> None:
