@@ -134,8 +134,11 @@ class Dial:
         transport: Transport = protocol.transport  # type: ignore[attr-defined]
         return transport, protocol
 
-    def accept(self, *, early: bytes = b"", blocked: bool = False) -> Replica:
-        """Connect; `early` bytes arrive before the proxy's dialling task runs again, `blocked`: the peer reads none."""
+    def accept(self, *, early: bytes = b"", blocked: bool = False, unseen: bool = False) -> Replica:
+        """Connect; `early` bytes arrive before the proxy's dialling task runs again, `blocked`: the peer reads none.
+
+        `unseen`: the task runs later, with whatever happens until then.
+        """
         protocol = self._factory()
         transport = Transport(self._loop, protocol)
         transport.blocked = blocked
@@ -143,7 +146,8 @@ class Dial:
         if early:
             transport.deliver(early)
         self._result.set_result(protocol)
-        self._loop.run()
+        if not unseen:
+            self._loop.run()
         return Replica(transport, self.address)
 
     def refuse(self, error: OSError | None = None) -> None:

@@ -330,3 +330,15 @@ def check_what_the_client_saw(scene: Scene) -> None:
         assert len(seen) <= len(complete) - others
     else:
         assert len(seen) == len(complete) - others, (seen, scene.rig.records)
+
+
+@pytest.mark.parametrize("end", [client_reset, everybody_is_silent, backends_are_removed, everything_is_cut])
+def test_a_connection_that_is_made_in_the_moment_its_request_ends_is_closed(
+    end: Callable[[Scene], None], tmp_path: Path
+) -> None:
+    with rig(1, **options(tmp_path)) as r:
+        scene = connecting(r)
+        assert scene.dial is not None
+        r.keep(scene.dial.accept(unseen=True))
+        scene.dial = None
+        end(scene)

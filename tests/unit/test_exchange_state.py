@@ -310,3 +310,14 @@ def test_health_is_answered_here_and_counted_nowhere(method: bytes, target: byte
             assert client.received().startswith(b"HTTP/1.1 %d " % status)
             assert r.endpoint.counters.requests == 0
             assert r.no_dial()
+
+
+def test_heads_with_credentials_are_forgotten_within_a_minute() -> None:
+    with rig(1) as r:
+        client = r.client()
+        client.send(request(b"{}", extra=b"Authorization: Bearer sesame\r\n"))
+        r.accept().send(response(b"ok", 200, b"Set-Cookie: sesame\r\n"))
+        assert (r.endpoint.memo_requests.size, r.endpoint.memo_responses.size) == (1, 1)
+        r.loop.advance(60.0)
+        assert (r.endpoint.memo_requests.size, r.endpoint.memo_responses.size) == (0, 0)
+        assert client.received()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 
@@ -189,6 +190,26 @@ def test_the_shortcut_for_responses_gives_what_h11_gives(raw: bytes) -> None:
         expected = understood(parse_response, head)
         assert understood(memo.understand, head) == expected
         assert understood(memo.understand, head) == expected
+
+
+PAIRED = [*ODD_FIELDS, *(field for fields in [*GOOD_FRAMING, *GOOD_CONNECTION] for field in fields), b"A: b", b"TE: x"]
+
+
+def test_every_pair_of_lines_is_understood_as_h11_does() -> None:
+    requests, responses = request_memo(), response_memo()
+    for first, second in itertools.product(PAIRED, repeat=2):
+        for raw in (
+            _head(b"POST /v1 HTTP/1.1", b"Host: dd", first, second),
+            _head(b"POST /v1 HTTP/1.1", first, second),
+            _head(b"POST /v1 HTTP/1.0", first, second),
+        ):
+            assert understood(requests.understand, raw) == understood(parse_request, raw)
+        for raw in (_head(b"HTTP/1.1 200 OK", first, second), _head(b"HTTP/1.1 304 X", first, second)):
+            assert understood(responses.understand, raw) == understood(parse_response, raw)
+
+
+def _head(*parts: bytes) -> bytes:
+    return b"\r\n".join([*parts, b"", b""])
 
 
 def by_h11(raw: bytes) -> h11.Request | None:

@@ -194,10 +194,11 @@ def test_a_slow_client_slows_its_upstream_down_and_memory_stays_bounded() -> Non
         replica.send(b"HTTP/1.1 200 OK\r\nContent-Length: 6400000\r\n\r\nx")
         client.stop_taking()
         sent = 1
-        while replica.is_read():
-            replica.send(b"x" * 64_000)
-            sent += 64_000
-        assert sent < 300_000
+        for _ in range(5):
+            if replica.is_read():
+                replica.send(b"x" * 64_000)
+                sent += 64_000
+        assert not replica.is_read()
         assert client.transport.get_write_buffer_size() < 300_000
         replica.send(b"x" * 64_000)  # waits in the socket
         assert client.transport.get_write_buffer_size() < 300_000
