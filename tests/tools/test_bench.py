@@ -1,0 +1,187 @@
+"""The benchmark measures every proxy, says what it lacks, forms ratios inside rounds, and notices what is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tools.benchmark import host, scale
+from tools.benchmark.contestants import PRODUCT, program
+from tools.benchmark.replica import END_OF_STREAM, EVENTS
+from tools.benchmark.rig import REQUEST, SMALL, read_answer
+from tools.benchmark.table import Record, failures, notes, table
+from tools.launch import Child, ask
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = [sys.executable, str(ROOT / "tools" / "bench.py")]
+REPLICA = [sys.executable, str(ROOT / "tools" / "benchmark" / "replica.py")]
+
+
+def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    return subprocess.run([*BENCH, *args], capture_output=True, text=True, timeout=200, env=env)
+
+
+# ---------------------------------------------------------------------- the whole command
+
+
+@pytest.mark.slow
+def test_four_hundred_streams_at_once_lose_nothing_and_five_hundred_idle_clients_cost_little() -> None:
+    done = run("--scale", "--streams", "400", "--idle-clients", "500")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "whole and unaltered: 400 of 400" in done.stdout
+    assert "500 idle clients" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+def test_one_table_compares_every_proxy_that_is_here() -> None:
+    done = run("--quick", "--rounds", "1", "--work", "rest,unary,varying,streams 128")
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    head = done.stdout.splitlines()[0]
+    for name in [PRODUCT, "pipe", *(["nginx"] if program("nginx") else [])]:
+        assert f" {name} |" in head
+    assert f"{PRODUCT} / pipe" in head
+    for label in ("at rest: RSS, MiB", "CPU µs/request", "heads vary", "CPU µs/event"):
+        assert re.search(rf"{label}.*\|\s+[1-9]", done.stdout), f"no figure for {label}"
+
+
+def test_a_machine_without_wrk_is_told_what_to_install(tmp_path: Path) -> None:
+    done = run("--quick", env={"PATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert done.stderr == "bench: wrk is not installed: on Debian, apt-get install wrk\n"
+
+
+def test_an_unknown_workload_is_answered_with_the_names_there_are() -> None:
+    done = run("--work", "unary,nonsense")
+    assert done.returncode == 2
+    assert "no workload nonsense; there are rest, unary" in done.stderr
+
+
+# ---------------------------------------------------------------------- the replicas
+
+
+def test_the_replicas_answer_and_count_what_they_see(tmp_path: Path) -> None:
+    with Child([*REPLICA, "0", "0"], tmp_path / "log") as replicas:
+        first, second = replicas.line["ports"]
+        with socket.create_connection(("127.0.0.1", first), 10) as client:
+            for piece in (REQUEST % (b"/v1/x", len(SMALL)), SMALL[:5], SMALL[5:]):
+                client.sendall(piece)
+            assert read_answer(client).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert ask(second, "POST", "/v1/x", {"model": "m"})[0] == 200
+        seen = json.loads(ask(second, "GET", "/debug/count")[1])
+        assert seen["requests"] == 2
+        assert ask(first, "GET", "/metrics")[1].endswith(b'vllm:num_requests_waiting{engine="0",model_name="m"} 0.0\n')
+
+
+def test_a_stream_of_the_replicas_is_as_long_as_it_was_asked_to_be(tmp_path: Path) -> None:
+    body = b'{"stream":true,"max_tokens":7}'
+    with Child([*REPLICA, "0"], tmp_path / "log") as replicas:
+        port = replicas.line["ports"][0]
+        with socket.create_connection(("127.0.0.1", port), 10) as client:
+            client.sendall(REQUEST % (b"/v1/x", len(body)) + body)
+            data = b""
+            while not data.endswith(b"0\r\n\r\n"):
+                piece = client.recv(65536)
+                assert piece, data
+                data += piece
+        assert data.count(b"data: {") == 7
+        assert data.count(b"data: [DONE]") == 1
+        assert json.loads(ask(port, "GET", "/debug/count")[1])["events"] == 7
+
+
+# ---------------------------------------------------------------------- the table
+
+
+def records() -> list[Record]:
+    """Two rounds in which the machine was twice as slow the second time."""
+    return [
+        Record(1, "dd-proxy", "unary", {"cpu_us": 20.0, "others": 0.0}),
+        Record(1, "nginx", "unary", {"cpu_us": 10.0, "others": 0.3}),
+        Record(2, "nginx", "unary", {"cpu_us": 20.0, "others": 0.5}),
+        Record(2, "dd-proxy", "unary", {"cpu_us": 40.0, "others": 0.0}, ["3 requests were lost"]),
+    ]
+
+
+def test_ratios_are_formed_inside_each_round() -> None:
+    text = table(records(), ["dd-proxy", "nginx"], 0)
+    (line,) = [line for line in text.splitlines() if "CPU" in line]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[1:] == ["30.0 [20.0–40.0]", "15.0 [10.0–20.0]", "2.00 [2.00–2.00]"]
+
+
+def test_a_proxy_without_figures_leaves_its_cells_empty() -> None:
+    text = table(records()[:1], ["dd-proxy", "nginx"], 0)
+    (line,) = [line for line in text.splitlines() if "CPU" in line]
+    assert [cell.strip() for cell in line.strip("|").split("|")][1:] == ["20.0", "", ""]
+
+
+def test_neighbours_on_the_proxys_cpu_are_named() -> None:
+    assert notes(records(), ["dd-proxy", "nginx"]) == ["nginx: other processes used 40% of its CPU"]
+
+
+def test_every_fault_is_a_line() -> None:
+    assert failures(records()) == ["round 2, dd-proxy, unary: 3 requests were lost"]
+
+
+def test_cpu_time_and_memory_of_children_count() -> None:
+    burn = "import os, sys; os.fork(); x = bytearray(b'x' * (20 << 20)); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.readline()
+        assert len(host.processes(process.pid)) == 2
+        assert host.memory(process.pid, "VmRSS") > 40
+        with host.Meter(process.pid, None) as meter:
+            pass
+        assert meter.peak_mib > 40
+
+
+# ---------------------------------------------------------------------- scale
+
+
+class Clock:
+    """As much of a loop as a stream needs."""
+
+    def time(self) -> float:
+        return 0.0
+
+
+class Wire:
+    """A connection that takes the request."""
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def stream(sent: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> scale.Stream:
+    """Let a stream receive this."""
+    hall = scale.Hall()
+    found = scale.Stream(hall, cast(asyncio.AbstractEventLoop, Clock()))
+    found.connection_made(cast(asyncio.Transport, Wire()))
+    for piece in (head[:10], head[10:] + sent[:300], sent[300:]):
+        found.data_received(piece)
+    found.connection_lost(None)
+    return found
+
+
+def test_a_stream_that_lost_an_event_or_changed_is_found_out() -> None:
+    sent = b"".join(EVENTS[: scale.EVENTS_EACH]) + END_OF_STREAM
+    assert stream(sent).fault is None
+    assert stream(sent[:-200]).fault == f"{len(sent) - 200} of {len(sent)} bytes"
+    assert stream(sent.replace(b"word000003", b"word000004")).fault == "altered"
+    assert stream(b"", b"HTTP/1.1 502 Bad Gateway\r\n\r\n").fault == "status 502"

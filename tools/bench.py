@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""What dd-proxy costs next to nginx and next to a byte pipe on this machine: CPU per request and event, and memory.
+
+    python tools/bench.py               # everything, three interleaved rounds, some minutes
+    python tools/bench.py --quick       # the main rows, about a minute
+    python tools/bench.py --scale       # 4,000 streams at once, 10,000 idle clients, through dd-proxy alone
+
+Owns rounds and their order; docs/performance.md says how to read the table. Fails when an answer was wrong or missing,
+never because of a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script from anywhere
+
+from tools.benchmark import scale
+from tools.benchmark.contestants import PRODUCT, Running, launch, program
+from tools.benchmark.host import Cpus, Missing, raise_descriptor_limit
+from tools.benchmark.rig import Measured, Rig, Size
+from tools.benchmark.table import Record, failures, notes, table
+from tools.launch import StartError, wait_until
+
+Work = Callable[[Rig, Running], Measured]
+WORKS: dict[str, Work] = {
+    "rest": Rig.rest,
+    "unary": Rig.unary,
+    "varying": Rig.varying,
+    "streams 128": lambda rig, proxy: rig.streams(proxy, 128),
+    "streams 512": lambda rig, proxy: rig.streams(proxy, 512),
+    "uploads": Rig.uploads,
+    "crowd": Rig.crowd,
+}
+QUICK = ("rest", "unary", "varying", "streams 128")
+IDLE_CLIENTS = 10_000
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}, shorter")
+    parser.add_argument("--rounds", type=int, default=0, metavar="N", help="interleaved rounds (0: 3, quick: 2)")
+    parser.add_argument("--work", default="", metavar="A,B", help=f"only these: {', '.join(WORKS)}")
+    parser.add_argument("--scale", action="store_true", help="the scale test instead of the comparison")
+    parser.add_argument("--streams", type=int, default=scale.STREAMS, metavar="N", help="of --scale")
+    parser.add_argument("--idle-clients", type=int, default=IDLE_CLIENTS, metavar="N", help="fewer where files are few")
+    options = parser.parse_args(argv)
+    options.works = [work for work in options.work.split(",") if work] or list(QUICK if options.quick else WORKS)
+    if unknown := [work for work in options.works if work not in WORKS]:
+        parser.error(f"no workload {', '.join(unknown)}; there are {', '.join(WORKS)}")
+    options.rounds = options.rounds or (2 if options.quick else 3)
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; 1 when an answer was wrong or missing, 2 when something that it needs is not here."""
+    options = parse(argv)
+    descriptors = raise_descriptor_limit()
+    try:
+        with tempfile.TemporaryDirectory(prefix="dd-proxy-bench-") as folder:
+            if options.scale:
+                return scale.run(Path(folder), options.streams, options.idle_clients, descriptors)
+            return compare(options, Path(folder), descriptors)
+    except (Missing, StartError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+
+
+def compare(options: argparse.Namespace, folder: Path, descriptors: int) -> int:
+    """Measure every proxy in every round and print the table."""
+    cpus, began = Cpus(), time.monotonic()
+    names = [PRODUCT, *(["nginx"] if program("nginx") else []), "pipe"]
+    size = size_of(options, descriptors)
+    cpus.keep_off()
+    rig, records = Rig(cpus, size, folder), list[Record]()
+    try:
+        for number in range(1, options.rounds + 1):
+            shift = (number - 1) % len(names)
+            for name in names[shift:] + names[:shift]:  # nobody is always the first
+                records += measured(rig, name, number, options.works, folder / f"{name}-{number}")
+                _say(number, options.rounds, name)
+    finally:
+        rig.close()
+    print(table(records, names, size.idle_clients))
+    _say_how(options.rounds, cpus, time.monotonic() - began)
+    for line in notes(records, names):
+        print("note:", line)
+    if "nginx" not in names:
+        print("note: nginx is not installed (Debian: apt-get install nginx-light), so its columns are missing")
+    failed = failures(records)
+    for line in failed:
+        print("FAILED", line)
+    return 1 if failed else 0
+
+
+def size_of(options: argparse.Namespace, descriptors: int) -> Size:
+    """Say how much is done; the pipe holds two descriptors for each client."""
+    idle = min(options.idle_clients, (descriptors - 1500) // 2)
+    if options.quick:
+        return Size(seconds=3, events=150, uploads=1, idle_clients=idle, rest_s=1.0)
+    return Size(seconds=5, events=300, uploads=4, idle_clients=idle, rest_s=3.0)
+
+
+def measured(rig: Rig, name: str, number: int, works: Sequence[str], folder: Path) -> Iterator[Record]:
+    """Start one proxy and put each workload on it; what fails becomes a record with a fault."""
+    clients = rig.size.idle_clients + 600
+    left = list(works)
+    try:
+        with Running(name, launch(folder, rig.ports, clients), rig.cpus.pinned([], rig.cpus.proxy)) as proxy:
+            wait_until(proxy.answers, 30, f"an answer through {name}")
+            for work in works:
+                found = WORKS[work](rig, proxy)
+                left.remove(work)
+                yield Record(number, name, work, found.values, found.faults)
+    except (OSError, RuntimeError, TimeoutError) as error:
+        for work in left:
+            yield Record(number, name, work, {}, [f"{type(error).__name__}: {error}"])
+
+
+def _say(number: int, rounds: int, name: str) -> None:
+    print(f"round {number} of {rounds}: {name} done", file=sys.stderr, flush=True)
+
+
+def _say_how(rounds: int, cpus: Cpus, seconds: float) -> None:
+    where = "not pinned, since there is one CPU" if cpus.proxy is None else f"the proxy alone on CPU {cpus.proxy}"
+    spread = "median [range] of" if rounds > 1 else "from"
+    print(f"\n{spread} {rounds} interleaved rounds, ratios formed inside each; {where}; {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
