@@ -7,6 +7,7 @@ only what anybody may read: state files, outputs and the endpoints' side ports. 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
@@ -145,7 +146,8 @@ class Screen:
     def show(self, view: ProgressView) -> None:
         """Show one sample: in place on a terminal, else when it says something new."""
         if self._terminal:
-            self._write(f"\r\x1b[K{render(view)}")
+            width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be rewritten
+            self._write(f"\r\x1b[K{render(view)[:width]}")
             return
         news = (view.state, view.replicas)
         grown = (view.outputs, view.requests)

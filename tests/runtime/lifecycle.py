@@ -30,17 +30,17 @@ DEADLINE_S = 60.0
 
 # Writes N records, or runs until TERM; prints what it was told about its GPUs.
 CLIENT = """
-import os, signal, sys, threading
+import os, signal, sys
 out, count, code = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-stop = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: stop.set())
+if count < 0:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 print("gpus", repr(os.environ.get("CUDA_VISIBLE_DEVICES")), os.environ.get("SLURM_STEP_GPUS"), flush=True)
 with open(out, "a") as file:
     for number in range(abs(count)):
         file.write('{"row": %d}\\n' % number)
         file.flush()
 if count < 0:
-    stop.wait()
+    signal.sigwait([signal.SIGTERM])
 sys.exit(code)
 """
 

@@ -6,6 +6,8 @@ import asyncio
 import io
 from pathlib import Path
 
+import pytest
+
 from runtime.layout import AttemptDir
 from runtime.planfile import load_plan
 from runtime.progress import Growth, Progress, ProgressView, Screen, render
@@ -31,7 +33,8 @@ def test_a_line_says_replicas_outputs_rate_and_retries() -> None:
     assert render(busy) == "[5s] ready · a 3 · 120 requests, 12.3/s · 2 retries"
 
 
-def test_a_terminal_gets_one_line_that_is_rewritten_and_cleaned() -> None:
+def test_a_terminal_gets_one_line_that_is_rewritten_and_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
     stream = Terminal()
     screen = Screen(stream)
     screen.show(view(records=1))
@@ -39,6 +42,7 @@ def test_a_terminal_gets_one_line_that_is_rewritten_and_cleaned() -> None:
     screen.close()
     assert stream.getvalue().count("\r\x1b[K") == 3
     assert "\n" not in stream.getvalue()
+    assert max(len(line) for line in stream.getvalue().split("\r\x1b[K")) == 29
 
 
 def test_a_log_gets_a_plain_line_for_each_change_of_state_and_few_for_growth() -> None:
