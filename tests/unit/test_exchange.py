@@ -332,6 +332,17 @@ def test_full_backends_are_429_at_once_and_one_ending_makes_room() -> None:
         assert final(r) == (200, 1, True)
 
 
+def test_a_busy_backend_that_was_tried_after_all_does_not() -> None:
+    with rig(2) as r:
+        r.endpoint.fleet.record_depth(r.backends[1], 500, r.loop.now)
+        client = ask(r)
+        r.endpoint.fleet.record_depth(r.backends[1], 0, r.loop.now)
+        r.dial().refuse()
+        r.dial().refuse()
+        assert client.received().startswith(b"HTTP/1.1 502 ")
+        assert final(r) == (502, 2, True)
+
+
 def test_a_busy_backend_that_was_left_out_makes_the_failure_a_429() -> None:
     with rig(2) as r:
         r.endpoint.fleet.record_depth(r.backends[1], 500, r.loop.now)
