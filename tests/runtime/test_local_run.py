@@ -156,6 +156,14 @@ def test_an_endpoint_that_cannot_listen_fails_the_start_local(start_local: Start
     assert "llama-endpoint exited with 2" in record["reason"]
 
 
+def test_an_endpoint_that_finds_its_backends_ill_fails_the_start(start_local: StartLocal) -> None:
+    run = start_local(Scenario(endpoint={"health_path": "/nowhere"}, startup_timeout="6s"))
+    assert run.wait() == 1
+    record = run.attempt.read("attempt.json")
+    assert record["classification"] == "startup_failed"
+    assert "did not find every backend healthy within 6s: status 503" in record["reason"]
+
+
 def test_secret_values_are_in_no_file_and_in_no_process_list(start_local: StartLocal, tmp_path: Path) -> None:
     secret, other = "hush-4711-literal", "hush-4712-from-env"
     env = {"HF_TOKEN": secret, "OTHER": {"from_env": "DD_TEST_SECRET"}}
