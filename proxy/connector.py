@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from proxy.config import Config
+from proxy.framing import MORE, FramingError
 from proxy.upstream import Backend
 
 LOCAL_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -25,6 +26,9 @@ class Lessee(Protocol):
     def upstream_data(self, data: bytes) -> None:
         """Take bytes as they came."""
 
+    def upstream_spliced(self, data: bytes, end: int | FramingError) -> None:
+        """Take the piece at which a splice has to stop for once: its scanner said `end`, or found it malformed."""
+
     def upstream_ended(self, error: BaseException | None) -> None:
         """Take the end of the connection: None for an end of file, else what broke it."""
 
@@ -35,17 +39,24 @@ class Lessee(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One connection to a backend; idle while it has no `lessee`.
 
-    `reads` counts reads of response bytes over its whole life, so that progress can be seen without a clock.
+    `reads` counts reads of response bytes over its whole life, so that progress can be seen without a clock, `spliced`
+    the bytes that went straight from the backend to the client during the present lease.
     `on_idle_event(connection)` is called when an idle connection becomes readable or ends: it is of no use any more.
     """
 
-    __slots__ = ("_on_idle_event", "_reading_paused", "backend", "ended", "lessee", "paused", "reads", "transport")
+    __slots__ = (
+        *("_feed", "_on_idle_event", "_reading_paused", "_sink"),
+        *("backend", "ended", "lessee", "paused", "reads", "spliced", "transport"),
+    )
 
     def __init__(self, backend: Backend, on_idle_event: Callable[[UpstreamConnection], None]) -> None:
         self.backend = backend
         self._on_idle_event = on_idle_event
         self.lessee: Lessee | None = None
+        self._feed: Callable[[bytes], int] | None = None
+        self._sink: Callable[[bytes], None] | None = None
         self.reads = 0
+        self.spliced = 0
         self.ended = False
         self.paused = False  # the peer takes no more bytes for now
         self._reading_paused = False
@@ -64,10 +75,35 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         self.reads += 1
-        if self.lessee is not None:
+        feed = self._feed
+        if feed is not None:
+            try:
+                end = feed(data)
+            except FramingError as e:
+                self.lessee.upstream_spliced(data, e)  # type: ignore[union-attr]  # a splice has a lessee
+                return
+            if end == MORE:
+                self.spliced += len(data)
+                self._sink(data)  # type: ignore[misc]  # set together with `feed`
+            else:
+                self.lessee.upstream_spliced(data, end)  # type: ignore[union-attr]
+        elif self.lessee is not None:
             self.lessee.upstream_data(data)
         else:
             self._on_idle_event(self)
+
+    def splice(self, feed: Callable[[bytes], int], sink: Callable[[bytes], None]) -> None:
+        """From now on give each piece for which the scanner's `feed` says MORE to `sink`, without asking the lessee.
+
+        This is all that happens to nearly every event of a stream, so it touches as few objects as can be.
+        """
+        self._feed = feed
+        self._sink = sink
+
+    def release(self) -> None:
+        """End the lease: bytes that come now are nobody's."""
+        self.lessee = self._feed = self._sink = None
+        self.spliced = 0
 
     def eof_received(self) -> bool | None:
         """See asyncio.Protocol; the transport closes itself."""

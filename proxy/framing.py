@@ -15,6 +15,7 @@ PART = -2
 MAX_CHUNK_LINE = 4096  # bytes of a chunk-size line with its extensions, and of one trailer line
 MAX_TRAILERS = 64 * 1024
 _MEMO_ENTRIES = 2048
+_SHORT = 8192  # bytes of a piece that may be looked at by copying it
 _CRLF = b"\r\n"
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t !-~\x80-\xff]*)?")
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t !-~\x80-\xff]*")
@@ -98,11 +99,12 @@ class ChunkScanner:
     forwarded (-1 before), and the forwarder writes the final empty line itself.
     """
 
-    __slots__ = ("_cut", "_in_trailers", "_skip", "_trailer_bytes", "pieces", "started", "trailer_at")
+    __slots__ = ("_cut", "_in_trailers", "_inside", "_skip", "_trailer_bytes", "pieces", "started", "trailer_at")
 
     def __init__(self, pieces: list[bytes] | None = None) -> None:
         self._skip = 0  # bytes of the current chunk that are still to come, its line end included
         self._cut = b""  # a size or trailer line that was cut by the end of a piece
+        self._inside = False  # the next piece does not begin with a chunk-size line
         self._in_trailers = False
         self._trailer_bytes = 0
         self.pieces = pieces
@@ -111,14 +113,19 @@ class ChunkScanner:
 
     def feed(self, data: bytes) -> int:
         """See Scanner.feed; raises FramingError."""
-        if not (self._skip or self._cut or self._in_trailers):  # nearly always, and nearly always it is one whole chunk
-            eol = data.find(_CRLF, 0, 20)
-            size = _sizes.get(data[:eol])
-            if size and len(data) == eol + size + 4 and data[-2:] == _CRLF:
+        if not self._inside and len(data) <= _SHORT:  # nearly always, and nearly always it is one whole chunk
+            line, _, rest = data.partition(_CRLF)
+            size = _sizes.get(line)
+            if size and len(rest) == size + 2 and rest[-2:] == _CRLF:
                 self.started = True
                 if self.pieces is not None:
-                    self.pieces.append(data[eol + 2 : -2])
+                    self.pieces.append(rest[:-2])
                 return MORE
+        end = self._scan(data)
+        self._inside = bool(self._skip or self._cut or self._in_trailers)
+        return end
+
+    def _scan(self, data: bytes) -> int:
         before = len(self._cut)
         if before:
             data = self._cut + data

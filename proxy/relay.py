@@ -11,14 +11,13 @@ time from the sweeper's `check`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from enum import Enum
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from proxy.body import SpoolError
 from proxy.connector import LOCAL_ERRNOS, UpstreamConnection
-from proxy.framing import MORE, FramingError
+from proxy.framing import FramingError
 from proxy.headers import Framing, HeadError, ResponseHead, retry_after_s
 from proxy.outcome import (
     CANCELLED,
@@ -57,7 +56,7 @@ class Attempt:
 
     __slots__ = (
         *("_body", "_dialling", "_first", "_held", "_kept_bytes", "_pending", "_progress_at", "_reads_before"),
-        *("_reads_seen", "_sender", "_sink", "backend", "connect_s", "connection", "exchange", "head"),
+        *("_reads_seen", "_sender", "backend", "connect_s", "connection", "exchange", "head"),
         *("header_s", "judged", "outcome", "phase", "probe", "reused", "started", "total_s"),
     )
 
@@ -80,7 +79,6 @@ class Attempt:
         self._held: list[bytes] = []  # body bytes that came before the first byte of content
         self._first: bytes | None = None  # the read that brought the head and body bytes behind it, whole
         self._body: ResponseBody | None = None
-        self._sink: Callable[[bytes], None] | None = None  # takes body bytes as they came, once nothing else is to do
         self._sender: SpooledSender | None = None  # while the request is not wholly handed over
         self._kept_bytes = 0
         self._reads_before = 0  # of the connection, by earlier attempts
@@ -148,9 +146,7 @@ class Attempt:
 
     def upstream_data(self, data: bytes) -> None:
         """See connector.Lessee."""
-        if self._sink is not None:
-            self._pass_on(data)
-        elif self.phase is Phase.STREAMING:
+        if self.phase is Phase.STREAMING:
             self._stream(data)
         elif self.phase is Phase.WAITING:
             self._read_head(data)
@@ -267,24 +263,19 @@ class Attempt:
         self._held.clear()
         self._first = None
         if self.judged and self._body is not None and self._body.raw:
-            self._sink = self.exchange.raw_sink()
+            sink = self.exchange.raw_sink()
+            if sink is not None and self.connection is not None:
+                self.connection.splice(self._body.scanner.feed, sink)
 
-    def _pass_on(self, data: bytes) -> None:
-        """Pass on a piece of body as it came: all that happens to nearly every event of a stream."""
-        body, sink = self._body, self._sink
-        assert body is not None and sink is not None
-        try:
-            end = body.scanner.feed(data)
-        except FramingError:
+    def upstream_spliced(self, data: bytes, end: int | FramingError) -> None:
+        """See connector.Lessee."""
+        if isinstance(end, FramingError):
             self._fail(FailedAttempt(Failure.PROTOCOL_ERROR))
             return
-        if end == MORE:
-            self.exchange.bytes_out += len(data)
-            sink(data)
-        else:
-            self.exchange.forward(body.forwardable(data, end))
-            if end >= 0:
-                self._complete(extra=end < len(data))
+        assert self._body is not None
+        self.exchange.forward(self._body.forwardable(data, end))
+        if end >= 0:
+            self._complete(extra=end < len(data))
 
     def _stream(self, data: bytes) -> None:
         body = self._body
@@ -406,10 +397,11 @@ class Attempt:
             endpoint.fleet.record_verdict(self.backend, Verdict.NEUTRAL, self.probe, now)
         connection, self.connection = self.connection, None
         endpoint.fleet.release(self.backend)
-        self._body = self._sink = None
+        self._body = None
         self._held = []
         if connection is not None:
-            connection.lessee = None
+            self.exchange.bytes_out += connection.spliced
+            connection.release()
             self.backend.reads += connection.reads - self._reads_before
             endpoint.connection_back(connection, reusable, now)
         endpoint.lease_ended(self.backend)

@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
 from proxy.balancer import Fleet
 from proxy.config import BackendUrl, Config, parse_options
 from proxy.counters import Counters
+from proxy.events import RequestEntry
 from proxy.recent import Choice, RecentRequests
 from proxy.upstream import Backend
 
@@ -104,7 +105,7 @@ def attempt(backend: str, outcome: str, total_s: float, **fields: Any) -> dict[s
 
 def remember(endpoint: StandIn, event: dict[str, Any], choices: list[Choice | None] | None = None) -> None:
     """Put an ended request where the data path would."""
-    endpoint.recent.add(event, orjson.dumps(event), choices)
+    endpoint.recent.add(cast(RequestEntry, event), orjson.dumps(event), choices)
 
 
 async def until(check: Callable[[], bool]) -> None:
