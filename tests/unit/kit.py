@@ -6,6 +6,7 @@ exchange is left, and each request has exactly one record.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import h11
 import orjson
@@ -60,16 +61,34 @@ class Probes:
         self.asked.append(backend.id)
 
 
-class Log(AccessLog):
+@functools.cache
+def _real_log() -> AccessLog:
+    """Give the one real log of all tests; it writes to nowhere."""
+    return AccessLog(os.open(os.devnull, os.O_WRONLY))
+
+
+@functools.cache
+def _spool() -> tempfile.TemporaryDirectory[str]:
+    """Give the folder of spooled bodies for tests that have none of their own; it goes with the process."""
+    return tempfile.TemporaryDirectory()
+
+
+class Log:
     """The real log, which also keeps what it was given."""
 
     def __init__(self) -> None:
-        super().__init__(os.open(os.devnull, os.O_WRONLY))
         self.records: list[dict[str, Any]] = []
         self.events: list[tuple[str, dict[str, object]]] = []
 
+    def as_access_log(self) -> AccessLog:
+        """Give the log as the type that its users name."""
+        return cast(AccessLog, self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_real_log(), name)
+
     def request(self, entry: RequestEntry) -> bytes:
-        line = super().request(entry)
+        line = _real_log().request(entry)
         self.records.append(orjson.loads(line))
         return line
 
@@ -105,7 +124,7 @@ class Rig:
     def __init__(self, loop: Loop, config: Config, log: Log) -> None:
         self.loop = loop
         self.log = log
-        self.endpoint = Endpoint(config, log, loop.as_asyncio())
+        self.endpoint = Endpoint(config, log.as_access_log(), loop.as_asyncio())
         self.endpoint.departures.close()
         self.departures = Departures()
         self.endpoint.departures = self.departures  # type: ignore[assignment]
@@ -208,7 +227,7 @@ def rig(backends: int = 2, **options: object) -> Iterator[Rig]:
     """Run a test on an endpoint in memory, and hold it to the promise of `Rig.close`."""
     loop = Loop()
     log = Log()
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as spool:
+    with pytest.MonkeyPatch.context() as patch:
         clock = _Time(loop)
         for name, module in list(sys.modules.items()):
             if name.startswith("proxy.") and name != "proxy.access_log":
@@ -216,12 +235,9 @@ def rig(backends: int = 2, **options: object) -> Iterator[Rig]:
                     patch.setattr(module, "time", clock)
                 if getattr(module, "monotonic", None) is time.monotonic:
                     patch.setattr(module, "monotonic", clock.monotonic)
-        made = Rig(loop, make_config(backends, **({"spool_dir": spool} | options)), log)
-        try:
-            yield made
-            made.close()
-        finally:
-            log.close()
+        made = Rig(loop, make_config(backends, **({"spool_dir": _spool().name} | options)), log)
+        yield made
+        made.close()
 
 
 def request(

@@ -44,7 +44,7 @@ async def watching(replica: Replica, **options: object) -> AsyncIterator[tuple[E
     config, errors = parse_options({"listen_port": 0, "backend": [url]} | quick | options, "test")
     assert config is not None, errors
     log = Log()
-    endpoint = Endpoint(config, log, asyncio.get_running_loop())
+    endpoint = Endpoint(config, log.as_access_log(), asyncio.get_running_loop())
     prober = Prober(endpoint)
     endpoint.probes = prober
     [backend] = endpoint.fleet
@@ -55,7 +55,6 @@ async def watching(replica: Replica, **options: object) -> AsyncIterator[tuple[E
         await prober.close()
         endpoint.departures.close()
         listening.close()
-        log.close()
         await until(lambda: not replica.open)  # no probe connection stays
 
 
