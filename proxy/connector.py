@@ -153,10 +153,10 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport.abort()
 
 
-def tls_context(config: Config) -> ssl.SSLContext | None:
-    """Make the TLS context for https backends; None when TLS is not needed yet it would be cheap to make later.
+def tls_context(config: Config) -> ssl.SSLContext:
+    """Make the TLS context for https backends.
 
-    Verifies by default against the system's CAs or `--upstream-ca-file`. Raises ssl.SSLError or OSError.
+    It verifies against the system's CAs or `--upstream-ca-file`, unless told not to. Raises OSError (as ssl.SSLError is).
     """
     context = ssl.create_default_context(cafile=config.upstream_ca_file)
     if config.upstream_insecure:

@@ -44,7 +44,7 @@ class UpstreamEntry(TypedDict):
     """One attempt of a request; times in seconds, None where that point was not reached."""
 
     backend: str
-    outcome: str
+    outcome: int | str  # the response's status, or why there was none
     reused: bool
     connect_s: float | None
     header_s: float | None

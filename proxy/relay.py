@@ -73,7 +73,7 @@ class Attempt:
         self.connect_s: float | None = None
         self.header_s: float | None = None
         self.total_s = 0.0
-        self.outcome: str = CANCELLED
+        self.outcome: int | str = CANCELLED
         self.head: ResponseHead | None = None
         self._pending = b""  # of a head that is not complete yet
         self._held: list[bytes] = []  # body bytes that came before the first byte of content
@@ -175,7 +175,7 @@ class Attempt:
         self._progress_at = now
         self._pending = b""
         status = head.status
-        self.outcome = status  # type: ignore[assignment]
+        self.outcome = status
         endpoint.counters.response_header_seconds.observe(self.header_s)
         self.backend.responses[status] += 1
         if status == 429:
