@@ -156,7 +156,8 @@ class UpstreamConnection(asyncio.Protocol):
 def tls_context(config: Config) -> ssl.SSLContext:
     """Make the TLS context for https backends.
 
-    It verifies against the system's CAs or `--upstream-ca-file`, unless told not to. Raises OSError (as ssl.SSLError is).
+    It verifies against the system's CAs or `--upstream-ca-file`, unless told not to. Raises OSError, which
+    includes ssl.SSLError.
     """
     context = ssl.create_default_context(cafile=config.upstream_ca_file)
     if config.upstream_insecure:
