@@ -196,6 +196,7 @@ class Walk:
     # ------------------------------------------------------------------ what holds at every moment
 
     def check(self) -> None:
+        """See that the books agree, in the middle of everything."""
         endpoint = self.rig.endpoint
         assert not self.rig.loop.errors, self.rig.loop.errors
         assert endpoint.active_requests() == len(endpoint.exchanges)

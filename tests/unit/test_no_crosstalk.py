@@ -120,6 +120,8 @@ class Walk:
             own = [target for (status, body), target in zip(answers, asked, strict=False) if status != 502]
             assert [body for status, body in answers if status != 502] == own
             assert len(answers) == len(asked) or client.is_gone()
+        written = sum(len(piece) for client in self.asked for piece in client.transport.writes)
+        assert sum(record["bytes_out"] for record in self.rig.records) == written
 
 
 @pytest.mark.parametrize("part", range(2))

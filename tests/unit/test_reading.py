@@ -44,6 +44,9 @@ def test_a_request_arrives_byte_for_byte(name: str, sizes: list[int]) -> None:
         assert replica.received() == arrived(REQUESTS[name])
         replica.send(response())
         assert client.received() == response()
+        size = len(REQUESTS[name].removeprefix(b"\r\n\r\n"))
+        if name not in ("chunked", "trailers"):  # of those the content counts, not its framing
+            assert r.records[-1]["bytes_in"] == size
 
 
 @settings(max_examples=80, deadline=None)

@@ -46,6 +46,7 @@ def test_cuts_change_nothing_of_a_response(name: str, sizes: list[int], flush_he
         r.accept().send(*cut(RESPONSES[name], sizes))
         assert client.received() == FORWARDED[name]
         assert final(r)[2]
+        assert r.records[-1]["bytes_out"] == len(FORWARDED[name])
 
 
 @settings(max_examples=60, deadline=None)
@@ -169,6 +170,7 @@ def test_a_response_that_has_begun_is_never_tried_again_and_never_looks_complete
         assert client.is_gone()
         reset = client.transport.aborted or client.transport.socket.options != []
         assert reset or version == b"1.1"
+        assert r.records[-1]["bytes_out"] == len(client.transport.sent)
         assert reset or complete_responses(client.received(), ended=True, methods=(b"GET",)) == []
         assert r.endpoint.counters.incomplete["upstream"] == 1
 
