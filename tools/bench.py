@@ -72,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Missing, StartError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
+    except (OSError, RuntimeError) as error:
+        print(f"FAILED {error}", file=sys.stderr)
+        return 1
 
 
 def compare(options: argparse.Namespace, folder: Path, descriptors: int) -> int:
