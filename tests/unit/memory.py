@@ -197,6 +197,7 @@ class Transport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.half_closed, "written after write_eof"
+        self._ensure_alive()
         if self.closing:
             return
         piece = bytes(data)
@@ -216,7 +217,12 @@ class Transport(asyncio.Transport):
         return len(self._buffer)
 
     def write_eof(self) -> None:
+        self._ensure_alive()
         self.half_closed = True
+
+    def _ensure_alive(self) -> None:
+        if self.lost:  # as uvloop; asyncio lets it pass
+            raise RuntimeError("the handler is closed")
 
     def can_write_eof(self) -> bool:
         return True
