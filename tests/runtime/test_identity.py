@@ -62,9 +62,13 @@ def test_the_command_gets_its_arguments_whatever_they_look_like(tmp_path: Path) 
     assert done.stdout == "--|--identity|a b||"
 
 
+_SIGNALS_OF_GLIBC = 0b11 << 31  # 32 and 33: no program can change them, and GNU make leaves them ignored
+
+
 def test_the_command_starts_with_the_default_of_every_signal(tmp_path: Path) -> None:
     done = _execute(tmp_path / "client.json", "grep", "SigIgn", "/proc/self/status")
-    assert done.stdout.split() == ["SigIgn:", "0000000000000000"]
+    ignored = int(done.stdout.split()[1], 16)
+    assert ignored & ~_SIGNALS_OF_GLIBC == 0
 
 
 @pytest.mark.parametrize(
