@@ -39,7 +39,7 @@ def checks(conformance: Path, jobs: int) -> list[Check]:
     harness = conformance / "harness.py"
     if harness.is_file():
         plain = f"{sys.executable} {ROOT / 'tools' / 'plain_asyncio.py'}"
-        command = (sys.executable, str(harness), "--jobs", str(jobs), "--proxy")
+        command = (sys.executable, str(ROOT / "tools" / "conformance.py"), str(harness), "--jobs", str(jobs), "--proxy")
         found.append(Check("conformance", (*command, str(BIN / "dd-proxy"))))
         found.append(Check("conformance/asyncio", (*command, plain, "--only", LOOP_CASES)))
     else:
