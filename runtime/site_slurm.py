@@ -30,6 +30,7 @@ from runtime.steps import StepSpec
 from runtime.verdict import JobView
 
 VIEW_TIMEOUT_S = 5.0
+TRIES, RETRY_PAUSE_S = 3, 0.1
 # States in which a job runs as it should. Every other one means that Slurm is ending it, or has.
 _LIVE = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "RESIZING", "SIGNALING", "STAGE_OUT"})
 
@@ -94,7 +95,7 @@ class SlurmSite:
     async def term(self, step: Step) -> Refusal | None:
         """Send TERM to the step's task, after its identity was found to be the one that Slurm shows."""
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._term, step), slurm.QUERY_TIMEOUT_S)
+            return await asyncio.wait_for(asyncio.to_thread(_patiently, self._term, step), slurm.QUERY_TIMEOUT_S)
         except TimeoutError:
             return Refusal("Slurm does not answer")
         except (SlurmError, StateError) as error:
@@ -137,7 +138,7 @@ class SlurmSite:
     async def view(self, node: str | None) -> JobView | None:
         """Ask what Slurm does to the job, and whether it lost `node`; None when it forgot the job. Raises SiteError."""
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._view, node), VIEW_TIMEOUT_S)
+            return await asyncio.wait_for(asyncio.to_thread(_patiently, self._view, node), VIEW_TIMEOUT_S)
         except TimeoutError:
             raise SiteError(f"Slurm did not answer within {VIEW_TIMEOUT_S:g} s") from None
         except SlurmError as error:
@@ -165,9 +166,19 @@ class SlurmSite:
 
     async def _ask(self, question: Callable[..., _Result], *arguments: object) -> _Result:
         try:
-            return await asyncio.to_thread(question, *arguments)
+            return await asyncio.to_thread(_patiently, question, *arguments)
         except SlurmError as error:
             raise SiteError(str(error)) from None
+
+
+def _patiently(question: Callable[..., _Result], *arguments: object) -> _Result:
+    """Ask again when Slurm's command fails: a TERM to the batch step reaches every process of it, this command too."""
+    for _ in range(TRIES - 1):
+        try:
+            return question(*arguments)
+        except SlurmError:
+            time.sleep(RETRY_PAUSE_S)
+    return question(*arguments)
 
 
 def _is_live(job: JobInfo) -> bool:
