@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -171,3 +173,24 @@ def test_a_body_must_bring_a_kibibyte_in_each_span() -> None:
             client.send(b"x" * 10)
         assert client.received().startswith(b"HTTP/1.1 408 ")
         assert r.no_dial()
+
+
+def test_a_flood_of_empty_lines_costs_little() -> None:
+    """Counted in calls, which a busy machine does not change: not one for each empty line."""
+    calls = 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event == "c_call"
+
+    with rig(1) as r:
+        client = r.client()
+        sys.setprofile(count)
+        try:
+            client.send(b"\r\n" * 100_000)
+        finally:
+            sys.setprofile(None)
+        assert calls < 1000
+        client.send(request(b"{}"))
+        r.accept().send(response())
+        assert client.received() == response()
