@@ -194,3 +194,39 @@ def test_a_flood_of_empty_lines_costs_little() -> None:
         client.send(request(b"{}"))
         r.accept().send(response())
         assert client.received() == response()
+
+
+def test_a_pipeline_whose_answers_are_not_taken_is_held_back() -> None:
+    answer = response(b"x" * 100_000)
+    with rig(1) as r:
+        client = r.client()
+        client.stop_taking()
+        client.send(request(b"", target=b"/%d" % 0) * 40)
+        replica = r.accept()
+        answered = 0
+        while replica.received() and answered < 40:
+            replica.send(answer)
+            answered += 1
+        assert answered < 5
+        assert client.transport.get_write_buffer_size() < 5 * len(answer)
+        for _ in range(40):
+            client.go_on_taking()
+            client.stop_taking()
+            if replica.received():
+                replica.send(answer)
+                answered += 1
+        client.go_on_taking()
+        assert answered == 40
+        assert len(complete_responses(client.received(), ended=False, methods=(b"POST",) * 40)) == 40
+
+
+def test_health_answers_that_are_not_taken_are_held_back_too() -> None:
+    with rig(1) as r:
+        client = r.client()
+        client.stop_taking()
+        asked = request(method=b"GET", target=b"/health") * 5000
+        for _ in range(20):
+            if client.is_read():
+                client.send(asked)
+        assert not client.is_read()
+        assert client.transport.get_write_buffer_size() < 1_000_000
