@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -138,4 +139,19 @@ def test_a_file_that_cannot_be_read_back_is_a_spool_error(tmp_path: Path, monkey
         patch.setattr(os, "pread", lambda fd, size, offset: b"")
         with pytest.raises(SpoolError, match="became shorter"):
             body.read(0)
+    body.close()
+
+
+def test_a_body_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
+    body = RequestBody(1 << 20, "/tmp")
+    pieces = [bytes([n % 256, n // 256 % 256]) for n in range(50_000)]
+    tracemalloc.start()
+    try:
+        for piece in pieces:
+            body.append(bytes(bytearray(piece)))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 4 * body.size
+    assert body.in_memory() == b"".join(pieces)
     body.close()
