@@ -104,6 +104,26 @@ def test_lines_and_trailers_are_bounded_however_they_are_cut(size: int) -> None:
     assert read(b"0\r\n" + many * (MAX_TRAILERS // 1000 + 1) + b"\r\n", [size]) is None
 
 
+@pytest.mark.parametrize(
+    ("before", "whole", "content"),
+    [
+        (b"1", b"15\r\nhello\r\n" + b"x" * 14 + b"\r\n0\r\n\r\n", b"hello\r\n" + b"x" * 14),  # the rest of a size line
+        (b"a\r\n", b"a\r\n5\r\nhello\r\n\r\n0\r\n\r\n", b"5\r\nhello\r\n"),  # the inside of a chunk
+        (b"0\r\n", b"0\r\n5\r\nhello\r\n\r\n", None),  # a trailer, and a bad one
+        (b"0\r\nX: ", b"0\r\nX: 5\r\nhello\r\n\r\n", None),  # the rest of a trailer
+        (b"5;a=", b"5;a=5\r\nhello\r\n0\r\n\r\n", b"hello"),  # the rest of an extension
+    ],
+)
+def test_a_piece_that_looks_like_a_whole_chunk_is_none_where_none_begins(
+    before: bytes, whole: bytes, content: bytes | None
+) -> None:
+    piece = b"5\r\nhello\r\n"
+    assert read(piece + b"0\r\n\r\n", [len(piece)]) == (len(piece) + 5, b"hello", True)  # it is one elsewhere
+    assert whole.startswith(before + piece)
+    expected = None if content is None else (len(whole), content, True)
+    assert read(whole, [len(before), len(piece), 100]) == expected
+
+
 body_parts = st.one_of(
     st.builds(lambda b: b"%x\r\n%b\r\n" % (len(b), b), st.binary(min_size=1, max_size=40)),
     st.builds(lambda b: b"%X;e=%d\r\n%b\r\n" % (len(b), len(b), b), st.binary(min_size=1, max_size=300)),
