@@ -23,12 +23,12 @@ class RequestBody:
     it is idempotent, and garbage collection does it too.
     """
 
-    __slots__ = ("_fd", "_memory_limit", "_pieces", "_spool_dir", "size")
+    __slots__ = ("_fd", "_memory", "_memory_limit", "_spool_dir", "size")
 
     def __init__(self, memory_limit: int, spool_dir: str) -> None:
         self._memory_limit = memory_limit
         self._spool_dir = spool_dir
-        self._pieces: list[bytes] = []
+        self._memory = bytearray()  # not a list of pieces: a client may send tiny ones
         self._fd = -1
         self.size = 0
 
@@ -44,17 +44,16 @@ class RequestBody:
         """Add a piece; raises SpoolError when the file cannot be written, after which only `close` is allowed."""
         if self._fd < 0:
             if self.size + len(data) <= self._memory_limit:
-                self._pieces.append(data)
+                self._memory += data
                 self.size += len(data)
                 return
             self._fd = _open_unlinked(self._spool_dir)
-            for piece in self._pieces:
-                self._write(piece)
-            self._pieces.clear()
+            self._write(self._memory)
+            self._memory = bytearray()
         self._write(data)
         self.size += len(data)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | bytearray) -> None:
         view = memoryview(data)
         try:
             while view:
@@ -64,9 +63,7 @@ class RequestBody:
 
     def in_memory(self) -> bytes:
         """Give the whole body of a request that is not spooled, as one piece."""
-        if len(self._pieces) > 1:
-            self._pieces[:] = [b"".join(self._pieces)]
-        return self._pieces[0] if self._pieces else b""
+        return bytes(self._memory)
 
     def read(self, offset: int) -> bytes:
         """Read a piece of a spooled body; raises SpoolError when the file does not give it."""
@@ -80,7 +77,7 @@ class RequestBody:
 
     def close(self) -> None:
         """Free memory and file."""
-        self._pieces.clear()
+        self._memory = bytearray()
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             with contextlib.suppress(OSError):

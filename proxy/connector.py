@@ -119,9 +119,22 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self.ended = True
         if self.lessee is not None:
-            self.lessee.upstream_ended(error)
+            self.lessee.upstream_ended(error or self._truncation())
         else:
             self._on_idle_event(self)
+
+    def _truncation(self) -> OSError | None:
+        """Give the error that an end of file without a TLS closing alert is: the peer did not end the connection."""
+        tls = self.transport.get_extra_info("ssl_object")
+        if tls is None:
+            return None
+        try:
+            tls.read(1)
+        except ssl.SSLZeroReturnError:  # as the empty read: the alert has come
+            return None
+        except ssl.SSLError as e:
+            return e
+        return None
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, cast
 
 from proxy import replies, wire
 from proxy.body import RequestBody, SpoolError
-from proxy.framing import ChunkScanner, FramingError
+from proxy.framing import FramingError
 from proxy.handler import Exchange
 from proxy.headers import HeadError, RequestHead, logged_path
 from proxy.outcome import Rejection, Timeout
+from proxy.upload import Upload
 
 if TYPE_CHECKING:
     from proxy.endpoint import Endpoint
 
 LINGER_S = 2.0  # a refused request's rest is read and thrown away for so long
-MIN_BODY_BYTES = 1024  # that a body must bring in any --client-timeout
 _REJECTION_OF_STATUS = {413: Rejection.BODY_TOO_LARGE, 414: Rejection.HEAD_TOO_LARGE, 431: Rejection.HEAD_TOO_LARGE}
 _REJECTION_OF_STATUS |= {501: Rejection.UNSUPPORTED, 505: Rejection.UNSUPPORTED, 408: Rejection.TIMEOUT}
 
@@ -35,22 +35,9 @@ class Phase(Enum):
     HEAD = "head"  # idle, or a head is coming
     BODY = "body"
     BUSY = "busy"  # the request is whole, its exchange runs
+    NEXT = "next"  # what was pipelined is read soon, or once the client has taken more of the answers
     LINGER = "linger"  # answered early: the rest of the request is thrown away
     CLOSED = "closed"
-
-
-class _Upload:
-    """A request body that did not come in one piece with its head."""
-
-    __slots__ = ("body", "mark_at", "mark_size", "missing", "pieces", "scanner")
-
-    def __init__(self, body: RequestBody, length: int | None, now: float) -> None:
-        self.body = body
-        self.missing = length or 0
-        self.pieces: list[bytes] = []
-        self.scanner = ChunkScanner(self.pieces) if length is None else None
-        self.mark_size = 0
-        self.mark_at = now
 
 
 class Downstream(asyncio.Protocol):
@@ -67,7 +54,7 @@ class Downstream(asyncio.Protocol):
         self.paused = False
         self._phase = Phase.HEAD
         self._buffer = b""
-        self._upload: _Upload | None = None
+        self._upload: Upload | None = None
         self._eof = False
         self._reading_stopped = False
 
@@ -77,7 +64,7 @@ class Downstream(asyncio.Protocol):
     @property
     def idle(self) -> bool:
         """True when no byte of a request is here."""
-        return self._phase is Phase.HEAD and not self._buffer
+        return self._phase in (Phase.HEAD, Phase.NEXT) and not self._buffer
 
     # ------------------------------------------------------------------ asyncio.Protocol
 
@@ -93,7 +80,7 @@ class Downstream(asyncio.Protocol):
             self._read_head(self._buffer + data if self._buffer else data)
         elif phase is Phase.BODY:
             self._read_body(data)
-        elif phase is Phase.BUSY:
+        elif phase is Phase.BUSY or phase is Phase.NEXT:
             self._buffer += data
             if len(self._buffer) > self.endpoint.config.max_head_bytes and not self._reading_stopped:
                 self._reading_stopped = True
@@ -103,6 +90,9 @@ class Downstream(asyncio.Protocol):
     def eof_received(self) -> bool:
         """See asyncio.Protocol. An end of file behind a whole request may be a half-closed client that still reads."""
         self._eof = True
+        if self._phase is Phase.NEXT and self._buffer:
+            self._watch_for_reset()
+            return True
         if self._phase is not Phase.BUSY:
             return False
         exchange = self.exchange
@@ -132,6 +122,7 @@ class Downstream(asyncio.Protocol):
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
         self.paused = False
+        self._go_on_soon()
         attempt = self.exchange.attempt if self.exchange is not None else None
         if attempt is not None and attempt.connection is not None:
             attempt.connection.resume_reading()
@@ -151,10 +142,8 @@ class Downstream(asyncio.Protocol):
     # ------------------------------------------------------------------ heads
 
     def _read_head(self, data: bytes) -> None:
-        if data[:1] in (b"\r", b"\n"):  # empty lines before a request line (RFC 9112 section 2.2)
-            data = data[2:] if data.startswith(b"\r\n") else data
-            while data.startswith(b"\r\n"):
-                data = data[2:]
+        if data[:2] == b"\r\n":  # empty lines before a request line (RFC 9112 section 2.2)
+            data = data[wire.skip_empty_lines(data) :]
         end = data.find(b"\r\n\r\n") + 4
         if end < 4:
             self._take_part_of_head(data)
@@ -248,7 +237,7 @@ class Downstream(asyncio.Protocol):
         if head.expects_continue and not rest:
             self.transport.write(replies.CONTINUE)
         body = RequestBody(endpoint.config.body_memory_bytes, endpoint.config.spool_dir)
-        self._upload = _Upload(body, None if head.chunked else head.length, now)
+        self._upload = Upload(body, None if head.chunked else head.length, now)
         self._phase = Phase.BODY
         if rest:
             self._read_body(rest)
@@ -259,7 +248,7 @@ class Downstream(asyncio.Protocol):
         upload = self._upload
         assert upload is not None
         try:
-            end = self._feed_body(upload, data)
+            end = upload.feed(data)
         except FramingError as e:
             self._refuse(400, Rejection.BAD_REQUEST, str(e))
         except SpoolError as e:
@@ -270,27 +259,7 @@ class Downstream(asyncio.Protocol):
             elif end >= 0:
                 self._body_is_whole(upload, data[end:])
 
-    def _feed_body(self, upload: _Upload, data: bytes) -> int:
-        """Take a piece of a body; the index behind the body's end in it, or -1."""
-        if upload.scanner is not None:
-            end = upload.scanner.feed(data)
-            limit = self.endpoint.config.max_request_body_bytes
-            for piece in upload.pieces:
-                upload.body.append(piece)
-                if upload.body.size > limit:
-                    break
-            upload.pieces.clear()
-            return end
-        if len(data) > upload.missing:
-            end = upload.missing
-            upload.body.append(data[:end])
-        else:
-            upload.body.append(data)
-            end = len(data) if len(data) == upload.missing else -1
-        upload.missing -= len(data)
-        return end
-
-    def _body_is_whole(self, upload: _Upload, rest: bytes) -> None:
+    def _body_is_whole(self, upload: Upload, rest: bytes) -> None:
         exchange = self.exchange
         assert exchange is not None
         self._upload = None
@@ -317,22 +286,38 @@ class Downstream(asyncio.Protocol):
         elif not keep_alive:
             self._close()
         else:
-            self._phase = Phase.HEAD
             self.endpoint.head_awaited(self)
-            if self._reading_stopped:
-                self._reading_stopped = False
-                self.transport.resume_reading()
-            if self._buffer:
-                self.endpoint.loop.call_soon(self._go_on)
-            elif self._eof or self.endpoint.draining:
+            if not self._buffer and (self._eof or self.endpoint.draining):
                 self._close()
+            elif self._buffer or self.paused:
+                self._phase = Phase.NEXT
+                self._go_on_soon()
+            else:
+                self._phase = Phase.HEAD
+                self._read_on()
+
+    def _go_on_soon(self) -> None:
+        """Have the next request read unless the client takes nothing: what it does not take would fill the memory."""
+        if self._phase is Phase.NEXT and not self.paused:
+            self.endpoint.loop.call_soon(self._go_on)  # not called, so that a long pipeline is no deep recursion
 
     def _go_on(self) -> None:
-        """Read the next pipelined request; not called directly, so that a long pipeline is no deep recursion."""
-        if self._phase is not Phase.HEAD or not self._buffer:
+        if self._phase is not Phase.NEXT or self.paused:
             return
+        self._phase = Phase.HEAD
         data, self._buffer = self._buffer, b""
-        self._read_head(data)
+        if data:
+            self._read_head(data)
+        elif self._eof or self.endpoint.draining:
+            self._close()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Read again, once what was pipelined is no longer more than a head may be."""
+        if self._reading_stopped and len(self._buffer) <= self.endpoint.config.max_head_bytes:
+            self._reading_stopped = False
+            if self._phase is not Phase.CLOSED:
+                self.transport.resume_reading()
 
     def _linger(self) -> None:
         """Half-close, and throw away what still comes, so that the answer is not lost to a reset."""
@@ -345,9 +330,7 @@ class Downstream(asyncio.Protocol):
         if self._eof:
             self._close()
         else:
-            if self._reading_stopped:
-                self._reading_stopped = False
-                self.transport.resume_reading()
+            self._read_on()
             self.transport.write_eof()
 
     def _close(self) -> None:
@@ -383,16 +366,13 @@ class Downstream(asyncio.Protocol):
         upload = self._upload
         if upload is None:
             return
-        if upload.body.size - upload.mark_size >= MIN_BODY_BYTES:
-            upload.mark_size = upload.body.size
-            upload.mark_at = now
-        elif now - upload.mark_at > self.endpoint.config.client_timeout_s:
+        if upload.too_slow(now, self.endpoint.config.client_timeout_s):
             self.endpoint.counters.timeouts[Timeout.CLIENT] += 1
             self._refuse(408, Rejection.TIMEOUT)
 
     def head_timed_out(self) -> None:
         """End a connection that was idle, or whose head was incomplete, for too long."""
-        if self._buffer:
+        if self._buffer and self._phase is Phase.HEAD:
             self.endpoint.counters.timeouts[Timeout.CLIENT] += 1
             self._refuse_head(HeadError(408, replies.MESSAGES[Rejection.TIMEOUT]), self._buffer)
         else:

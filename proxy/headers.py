@@ -26,6 +26,7 @@ MAX_LENGTH_DIGITS = 18
 LOGGED_PATH_CHARACTERS = 1024
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HOST = re.compile(rb"[0-9A-Za-z._~!$&'()*+,;=:\[\]%-]*")
+_WITH_AUTHORITY = re.compile(rb"[0-9A-Za-z+.\-]+://[^/?#]*(.*)", re.DOTALL)
 _ABSOLUTE = re.compile(rb"(?i)https?://([^/?#]*)(.*)", re.DOTALL)
 
 
@@ -176,10 +177,12 @@ def origin_form(method: bytes, target: bytes) -> bytes:
     return rest if rest.startswith(b"/") else b"/" + rest
 
 
-def logged_path(target: bytes) -> str:
-    """Give the path of a target for the log: no authority, no query, bounded."""
-    match = _ABSOLUTE.fullmatch(target)
-    path = re.split(rb"[?#]", match[2] if match else target, maxsplit=1)[0] or b"/"
+def logged_path(target: bytes) -> str | None:
+    """Give the path of a target for the log: no authority, no query, bounded; None when it has no path."""
+    match = _WITH_AUTHORITY.fullmatch(target)
+    path: bytes = re.split(rb"[?#]", match[1] if match else target, maxsplit=1)[0] or b"/"
+    if path[:1] != b"/" and path != b"*":
+        return None  # an authority, as CONNECT has it: perhaps with a password
     return path[:LOGGED_PATH_CHARACTERS].decode("latin-1")
 
 
@@ -193,7 +196,7 @@ def build_request(method: bytes, target: bytes, http10: bool, fields: list[Field
         raise
 
 
-def _build_request(method: bytes, target: bytes, http10: bool, fields: list[Field], path: str) -> RequestHead:
+def _build_request(method: bytes, target: bytes, http10: bool, fields: list[Field], path: str | None) -> RequestHead:
     target = origin_form(method, target)
     hosts = _values(fields, b"host")
     if len(hosts) > 1 or (not hosts and not http10):
@@ -224,7 +227,7 @@ def _build_request(method: bytes, target: bytes, http10: bool, fields: list[Fiel
     after.append(b"\r\n")
     return RequestHead(
         method=method,
-        path=path,
+        path=path or "/",
         http10=http10,
         keep_alive=not http10 and b"close" not in split_tokens(_values(fields, b"connection")),
         expects_continue=expects,

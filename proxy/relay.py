@@ -322,7 +322,7 @@ class Attempt:
         head = self.head
         if head is not None and head.framing is Framing.CLOSE and error is None and self._body is not None:
             self._complete(extra=False)
-        elif head is None and self.reused and not self._pending:
+        elif self.reused and self.reads() == 0:
             self._fail(FailedAttempt(Failure.STALE_CONNECTION))
         else:
             self._fail(FailedAttempt(Failure.CLOSED))

@@ -30,7 +30,7 @@ def read_head(memo: HeadMemo[ResponseHead], data: bytes, limit: int) -> tuple[Re
         head = memo.understand(data[start:end])
         if head is not None:
             return (head, data[start:], end - start) if start else (head, data, end)
-        start = end
+        start = wire.skip_interim(data, end)
 
 
 class ResponseBody:

@@ -29,6 +29,7 @@ from proxy.probe import Prober
 from proxy.stats import final_stats, write_stats
 
 BACKLOG = 4096
+ACCEPTS = 16  # at once; asyncio tries, and reports, so often in a row when there are no descriptors left
 CLOSING_S = 1.0  # for sockets to close and tasks to end, after everything was cut
 
 
@@ -148,7 +149,8 @@ async def _serve(config: Config, log: AccessLog, client_socket: socket.socket, s
     loop.add_signal_handler(signal.SIGQUIT, stop.quit)
     endpoint = Endpoint(config, log, loop)
     endpoint.probes = prober = Prober(endpoint)
-    server = await loop.create_server(lambda: Downstream(endpoint), sock=client_socket, backlog=BACKLOG)
+    server = await loop.create_server(lambda: Downstream(endpoint), sock=client_socket, backlog=ACCEPTS)
+    client_socket.listen(BACKLOG)
     side = await start_side_port(endpoint, side_socket)
     for backend in endpoint.fleet:
         prober.start(backend)
@@ -203,9 +205,10 @@ def _write_stats(config: Config, endpoint: Endpoint) -> None:
 
 def _say_listening(log: AccessLog, listen_at: str, metrics_at: str, backends: int) -> None:
     line = listening(listen_at, metrics_at, os.getpid(), backends)
-    with contextlib.suppress(OSError):  # nobody may read it any more
-        sys.stdout.buffer.write(orjson.dumps(line) + b"\n")
-        sys.stdout.buffer.flush()
+    if sys.stdout is not None:  # None: it was closed at the start
+        with contextlib.suppress(OSError):  # nobody may read it any more
+            sys.stdout.buffer.write(orjson.dumps(line) + b"\n")
+            sys.stdout.buffer.flush()
     log.event(Event.LISTENING, listen=listen_at, metrics=metrics_at, backends=backends)
 
 

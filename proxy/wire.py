@@ -12,22 +12,38 @@ import h11
 
 from proxy.headers import Field, HeadError, RequestHead, ResponseHead, build_request, build_response, logged_path
 
-_BARE_LF = re.compile(rb"(?<!\r)\n")
+_EMPTY_LINES = re.compile(rb"(?:\r\n)++")
 _FOLD = re.compile(rb"\r\n[ \t]")
 _REQUEST_LINE = re.compile(rb"([^ \r\n]+) ([^ \r\n]+) (HTTP/[0-9]\.[0-9])\r\n")
 _FRAMING_LINE = re.compile(rb"(?i)\r\n(content-length|transfer-encoding):([^\r\n]*)")
 _METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_INTERIM_HEADS = re.compile(
+    rb"(?>HTTP/1\.1 1(?:0[02-9]|[1-9][0-9]) [ !-~]{0,80}\r\n"
+    rb"(?>(?!(?i:content-length|transfer-encoding):)[0-9A-Za-z\-]{1,64}: [!-~](?:[ -~]{0,512}[!-~])?\r\n){0,64}+\r\n)++"
+)
 _PREFIX = b"HTTP/1."
 
 
 def has_bare_lf(data: bytes) -> bool:
     """Tell whether some line feed has no carriage return before it."""
-    return _BARE_LF.search(data) is not None
+    return data.count(b"\n") != data.count(b"\r\n")
+
+
+def skip_empty_lines(data: bytes) -> int:
+    """Give the index behind the empty lines at the start."""
+    match = _EMPTY_LINES.match(data)
+    return 0 if match is None else match.end()
 
 
 def may_begin_response(data: bytes) -> bool:
     """Tell whether these first bytes can be the start of an HTTP/1 response, so that garbage is seen at once."""
     return data[: len(_PREFIX)] == _PREFIX[: len(data)]
+
+
+def skip_interim(data: bytes, start: int) -> int:
+    """Give the index behind the plain interim heads at `start`, if there are any, so that thousands cost little."""
+    match = _INTERIM_HEADS.match(data, start)
+    return start if match is None else match.end()
 
 
 def parse_request(raw: bytes) -> RequestHead:
@@ -62,7 +78,7 @@ def _request_fields(raw: bytes) -> list[Field]:
     except h11.RemoteProtocolError as e:
         others = _FRAMING_LINE.sub(b"", raw)
         if others == raw:
-            raise HeadError(400, str(e)) from None
+            raise HeadError(400, str(e).partition(": bytearray(")[0]) from None
         # Perhaps h11 refuses a framing field: headers.py names that fault and its status, h11 judges the rest.
         framing = [(m[1], m[2].strip(b" \t")) for m in _FRAMING_LINE.finditer(raw)]
         return framing + _request_fields(others)
@@ -75,6 +91,8 @@ def parse_response(raw: bytes) -> ResponseHead | None:
     """Parse a complete response head; None for an interim response. Raises HeadError, which means a protocol error."""
     if has_bare_lf(raw):
         raise HeadError(502, "a bare line feed in the head")
+    if not may_begin_response(raw):
+        raise HeadError(502, "another HTTP version")
     if len(_FRAMING_LINE.findall(raw)) > 1:  # h11 makes one of two that are equal
         raise HeadError(502, "doubled framing fields")
     connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=len(raw) + 1)
