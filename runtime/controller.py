@@ -50,11 +50,22 @@ from runtime.state import (
 )
 from runtime.steps import Role, stats_path
 from runtime.teardown import Teardown
-from runtime.verdict import Cause, Facts, Trigger, Verdict, describe_failure, judge, name_cause, needs_slurm, slurm_name
+from runtime.verdict import (
+    Cause,
+    Facts,
+    JobView,
+    Trigger,
+    Verdict,
+    describe_failure,
+    judge,
+    name_cause,
+    needs_slurm,
+    slurm_name,
+)
 
 # A client that lost its endpoint may end before the endpoint's own end has been seen.
 LOSS_GRACE_S = 0.5
-SECOND_LOOK_S = 0.5
+LOOK_AGAIN_S = (0.3, 0.7)
 READING_S = 2.0
 _EXIT_REASONS = {
     signal.SIGTERM: "cancelled by SIGTERM",
@@ -127,12 +138,23 @@ class Controller:
         if not needs_slurm(cause):
             return name_cause(cause, None)
         node = next((node for failure, node in self._attempt.losses if failure == cause.failure), None)
-        view = await self._attempt.view(node)
-        if cause.trigger is Trigger.SERVICE_LOST and view is not None and slurm_name(view) is None:
-            # The launcher of a step on a lost node ends before Slurm shows what happened to node and job.
-            await asyncio.sleep(SECOND_LOOK_S)
-            view = await self._attempt.view(node)
-        return name_cause(cause, view)
+        return name_cause(
+            cause, await self._look(node, cause.trigger in (Trigger.SERVICE_LOST, Trigger.STARTUP_FAILED))
+        )
+
+    async def _look(self, node: str | None, unexplained: bool) -> JobView | None:
+        """Ask the site what it does, and again for a second when that does not explain a step's end.
+
+        The launcher of a step on a lost node ends before Slurm shows what happened to node and job.
+        """
+        attempt = self._attempt
+        view = await attempt.view(node)
+        for pause_s in LOOK_AGAIN_S if unexplained and attempt.site.job is not None else ():
+            if view is not None and slurm_name(view) is not None:
+                break
+            await asyncio.sleep(pause_s)
+            view = await attempt.view(node)
+        return view
 
     async def _earlier_loss(self, cause: Cause) -> Cause:
         attempt = self._attempt

@@ -63,7 +63,6 @@ class StepSpec:
     stop_timeout_s: float = 10.0
     deployment: str | None = None
     backend: str | None = None
-    listens: bool = False
 
 
 def replica_step(plan: Plan, replica: Replica, gpus: tuple[int, ...], attempt: AttemptDir) -> StepSpec:
@@ -113,7 +112,6 @@ def endpoint_step(
         node=services.head.name,
         stop_timeout_s=plan.runtime.drain_timeout_s,
         deployment=deployment.name,
-        listens=True,
     )
 
 
