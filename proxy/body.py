@@ -10,6 +10,7 @@ import contextlib
 import os
 
 PIECE_BYTES = 256 * 1024  # read back from a file at a time
+SMALL_BYTES = 4096  # pieces below this are put together: each would cost more memory than its bytes
 
 
 class SpoolError(Exception):
@@ -23,12 +24,12 @@ class RequestBody:
     it is idempotent, and garbage collection does it too.
     """
 
-    __slots__ = ("_fd", "_memory", "_memory_limit", "_spool_dir", "size")
+    __slots__ = ("_fd", "_memory_limit", "_pieces", "_spool_dir", "size")
 
     def __init__(self, memory_limit: int, spool_dir: str) -> None:
         self._memory_limit = memory_limit
         self._spool_dir = spool_dir
-        self._memory = bytearray()  # not a list of pieces: a client may send tiny ones
+        self._pieces: list[bytes | bytearray] = []
         self._fd = -1
         self.size = 0
 
@@ -44,14 +45,24 @@ class RequestBody:
         """Add a piece; raises SpoolError when the file cannot be written, after which only `close` is allowed."""
         if self._fd < 0:
             if self.size + len(data) <= self._memory_limit:
-                self._memory += data
+                self._keep(data)
                 self.size += len(data)
                 return
             self._fd = _open_unlinked(self._spool_dir)
-            self._write(self._memory)
-            self._memory = bytearray()
+            for piece in self._pieces:
+                self._write(piece)
+            self._pieces.clear()
         self._write(data)
         self.size += len(data)
+
+    def _keep(self, data: bytes) -> None:
+        pieces = self._pieces
+        if len(data) >= SMALL_BYTES:
+            pieces.append(data)
+        elif pieces and type(pieces[-1]) is bytearray:
+            pieces[-1] += data
+        else:
+            pieces.append(bytearray(data))
 
     def _write(self, data: bytes | bytearray) -> None:
         view = memoryview(data)
@@ -63,7 +74,7 @@ class RequestBody:
 
     def in_memory(self) -> bytes:
         """Give the whole body of a request that is not spooled, as one piece."""
-        return bytes(self._memory)
+        return b"".join(self._pieces)
 
     def read(self, offset: int) -> bytes:
         """Read a piece of a spooled body; raises SpoolError when the file does not give it."""
@@ -77,7 +88,7 @@ class RequestBody:
 
     def close(self) -> None:
         """Free memory and file."""
-        self._memory = bytearray()
+        self._pieces.clear()
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             with contextlib.suppress(OSError):
