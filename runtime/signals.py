@@ -40,9 +40,10 @@ class SignalInbox:
         self._received: deque[int] = deque()
 
     def install(self) -> None:
-        """Keep every handled signal from now on, those that were held first."""
+        """Keep every handled signal from now on, those that were held first; nohup's choice to ignore HUP stands."""
         for number in HANDLED:
-            signal.signal(number, lambda received, _frame: self._received.append(received))
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda received, _frame: self._received.append(received))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def attach(self, loop: asyncio.AbstractEventLoop, listener: Callable[[int], None]) -> None:

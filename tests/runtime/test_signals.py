@@ -45,3 +45,14 @@ def test_no_signal_is_lost_early_or_deadly_late(repetition: int, pytestconfig: p
     program = LIFE.replace("REPOSITORY", str(pytestconfig.rootpath))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+def test_a_run_under_nohup_outlives_its_terminal(pytestconfig: pytest.Config) -> None:
+    program = (
+        "import os, signal, sys\nsys.path.insert(0, sys.argv[1])\nfrom runtime.signals import SignalInbox\n"
+        "SignalInbox().install()\nprint(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)\n"
+    )
+    for prefix, ignored in (([], "False\n"), (["nohup"], "True\n")):
+        command = [*prefix, sys.executable, "-c", program, str(pytestconfig.rootpath)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+        assert done.stdout == ignored, done.stderr
