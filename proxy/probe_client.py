@@ -18,6 +18,7 @@ from proxy.headers import Framing, HeadError
 from proxy.upstream import Backend
 
 MAX_HEAD_BYTES = 64 * 1024
+MAX_RESPONSE_BYTES = 4 * 2**20  # of one response, interim ones included: a page that never ends holds up the traffic
 BUFFER_BYTES = 256 * 1024
 
 _line_kinds = LineKinds()  # of heads without credentials
@@ -47,6 +48,7 @@ class ProbeClient:
 
     def _reset(self) -> None:
         self._head = b""
+        self._taken = 0
         self._status = 0
         self._left = -1  # bytes of the body still to come; -1: not known by length
         self._chunks: ChunkScanner | None = None
@@ -141,7 +143,10 @@ class ProbeClient:
             self.close()  # bytes that nobody asked for
             return
         self._again = False
+        self._taken += nbytes
         try:
+            if self._taken > MAX_RESPONSE_BYTES:
+                raise HeadError(502, "the response does not end")
             self._take(self._view[:nbytes])
         except (HeadError, FramingError) as e:
             self._keep_alive = False
@@ -167,39 +172,44 @@ class ProbeClient:
 
     def _take(self, data: memoryview) -> None:
         if not self._status:
-            whole = self._head + bytes(data)
-            end = whole.find(b"\r\n\r\n") + 4
-            if end < 4:
-                self._head = whole
-                if len(whole) > MAX_HEAD_BYTES or not wire.may_begin_response(whole):
-                    raise HeadError(502, "no HTTP response")
+            rest = self._take_heads(self._head + bytes(data))
+            if rest is None:
                 return
-            self._take_head(whole[:end])
-            data = memoryview(whole)[end:]
-            if not self._status:  # it was an interim response
-                self._head = b""
-                if data:
-                    self._take(data)
-                return
+            data = rest
         self._take_body(data)
 
-    def _take_head(self, raw: bytes) -> None:
+    def _take_heads(self, whole: bytes) -> memoryview | None:
+        """Take interim heads and the final one; gives what follows it, None while it is not complete."""
+        start = 0
+        while True:
+            end = whole.find(b"\r\n\r\n", start) + 4
+            if end < 4:
+                self._head = whole[start:]
+                if len(self._head) > MAX_HEAD_BYTES or not wire.may_begin_response(self._head):
+                    raise HeadError(502, "no HTTP response")
+                return None
+            if self._take_head(whole[start:end]):
+                return memoryview(whole)[end:]
+            start = wire.skip_interim(whole, end)
+
+    def _take_head(self, raw: bytes) -> bool:
+        """Take one head; False when it is an interim one."""
         head = read_response(raw, _line_kinds) or wire.parse_response(raw)
         if head is None:
-            return
+            return False
         self._status = head.status
         self._keep_alive = head.keep_alive and head.framing is not Framing.CLOSE
         if head.framing is Framing.CHUNKED:
             self._chunks = ChunkScanner([])
         elif head.framing is not Framing.CLOSE:
             self._left = head.length
+        return True
 
     def _take_body(self, data: memoryview) -> None:
         if self._chunks is not None:
             end = self._chunks.feed(bytes(data))
             assert self._chunks.pieces is not None
-            for piece in self._chunks.pieces:
-                self._give(memoryview(piece))
+            self._give(memoryview(b"".join(self._chunks.pieces)))
             self._chunks.pieces.clear()
             if end >= 0:
                 self._keep_alive = self._keep_alive and end == len(data)

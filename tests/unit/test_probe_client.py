@@ -184,3 +184,33 @@ async def test_bytes_nobody_asked_for_close_an_idle_connection() -> None:
         await until(lambda: not server.open)
         assert await get(client) == (200, b"ok")
         assert server.connections == 2
+
+
+@pytest.mark.parametrize("number", [10, 30_000])
+@on_both_loops
+async def test_interim_responses_are_dropped_however_many(number: int) -> None:
+    async with probing(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * number + OK) as (client, _):
+        assert await get(client) == (200, b"ok")
+
+
+@pytest.mark.parametrize(
+    ("begins", "goes_on"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", b"a 1\n" * 10_000),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n1\r\n" * 10_000),
+        (b"", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 1000),
+    ],
+    ids=["to the end of file", "chunks", "interim responses"],
+)
+@on_both_loops
+async def test_a_response_that_never_ends_is_given_up(begins: bytes, goes_on: bytes) -> None:
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(begins)
+        while True:
+            writer.write(goes_on)
+            await writer.drain()
+
+    async with probing(endless, OK) as (client, _):
+        with pytest.raises(ProbeFailed, match="does not end"):
+            await get(client)
+        assert await get(client) == (200, b"ok")
