@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script from anywhere
 
-from tools.benchmark import scale
+from tools.benchmark import page, scale
 from tools.benchmark.contestants import PRODUCT, Running, launch, program
 from tools.benchmark.host import Cpus, Missing, raise_descriptor_limit
 from tools.benchmark.rig import Measured, Rig, Size
@@ -52,6 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--scale", action="store_true", help="the scale test instead of the comparison")
     parser.add_argument("--streams", type=int, default=scale.STREAMS, metavar="N", help="of --scale")
     parser.add_argument("--idle-clients", type=int, default=IDLE_CLIENTS, metavar="N", help="fewer where files are few")
+    parser.add_argument("--document", action="store_true", help="put what was measured into docs/performance.md")
     options = parser.parse_args(argv)
     options.works = [work for work in options.work.split(",") if work] or list(QUICK if options.quick else WORKS)
     if unknown := [work for work in options.works if work not in WORKS]:
@@ -67,7 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="dd-proxy-bench-") as folder:
             if options.scale:
-                return scale.run(Path(folder), options.streams, options.idle_clients, descriptors)
+                said, failed = scale.run(Path(folder), options.streams, options.idle_clients, descriptors)
+                if options.document and not failed:
+                    page.put("scale", f"```\n{said}\n```\n\n{page.conditions()}.")
+                return 1 if failed else 0
             return compare(options, Path(folder), descriptors)
     except (Missing, StartError) as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -92,15 +96,22 @@ def compare(options: argparse.Namespace, folder: Path, descriptors: int) -> int:
                 _say(number, options.rounds, name)
     finally:
         rig.close()
-    print(table(records, names, size.idle_clients))
-    _say_how(options.rounds, cpus, time.monotonic() - began)
-    for line in notes(records, names):
-        print("note:", line)
+    text = table(records, names, size.idle_clients)
+    how = _how(options.rounds, cpus)
+    print(f"{text}\n\n{how}; {time.monotonic() - began:.0f} s")
+    doubts = notes(records, names)
     if "nginx" not in names:
-        print("note: nginx is not installed (Debian: apt-get install nginx-light), so its columns are missing")
+        doubts.append("nginx is not installed (Debian: apt-get install nginx-light), so its columns are missing")
+    for line in doubts:
+        print("note:", line)
     failed = failures(records)
     for line in failed:
         print("FAILED", line)
+    if options.document and not failed:
+        said = [text, f"{how}.\n{page.conditions()}."]
+        page.put(
+            "bench", "\n\n".join([*said, *(["To be doubted:", "\n".join(f"- {d}" for d in doubts)] if doubts else [])])
+        )
     return 1 if failed else 0
 
 
@@ -132,10 +143,10 @@ def _say(number: int, rounds: int, name: str) -> None:
     print(f"round {number} of {rounds}: {name} done", file=sys.stderr, flush=True)
 
 
-def _say_how(rounds: int, cpus: Cpus, seconds: float) -> None:
-    where = "not pinned, since there is one CPU" if cpus.proxy is None else f"the proxy alone on CPU {cpus.proxy}"
+def _how(rounds: int, cpus: Cpus) -> str:
+    where = "Not pinned, since there is one CPU" if cpus.proxy is None else f"The proxy alone on CPU {cpus.proxy}"
     spread = "median [range] of" if rounds > 1 else "from"
-    print(f"\n{spread} {rounds} interleaved rounds, ratios formed inside each; {where}; {seconds:.0f} s")
+    return f"{where}; {spread} {rounds} interleaved rounds, ratios formed inside each"
 
 
 if __name__ == "__main__":

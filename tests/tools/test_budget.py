@@ -7,7 +7,7 @@ import json
 import pytest
 
 from proxy.connector import UpstreamConnection
-from tools.benchmark import budget, counts
+from tools.benchmark import budget, counts, page
 from tools.benchmark.drive import Drive
 
 RECORD = {
@@ -44,6 +44,11 @@ def test_the_record_has_every_scenario_and_says_how_it_is_renewed() -> None:
     assert set(drive.scenarios()) <= set(record["figures"])
     drive.close()
     assert record["renewed by"] == budget.RENEW
+
+
+def test_the_documentation_shows_the_recorded_budget() -> None:
+    record = json.loads(budget.RECORD.read_text())
+    assert budget.table(record["figures"]) in page.PAGE.read_text(), f"renew both: {budget.RENEW}"
 
 
 def test_one_more_call_for_each_event_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

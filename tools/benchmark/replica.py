@@ -100,6 +100,7 @@ class Seen:
         self.requests = 0
         self.body_bytes = 0
         self.events = 0
+        self.writes = 0  # of events: fewer than these when the machine was too busy to write each in its time
 
     def response(self) -> bytes:
         """Make the answer to `GET /debug/count`."""
@@ -184,6 +185,7 @@ class Replica(asyncio.Protocol):
         stop = self._next + self._owed
         data = EVENTS[self._next] if self._owed == 1 else b"".join(EVENTS[self._next : stop])
         self._seen.events += self._owed
+        self._seen.writes += 1
         self._next, self._owed = stop, 0
         if stop == self._total:
             self._end_stream()

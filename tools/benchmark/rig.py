@@ -119,6 +119,7 @@ class Rig:
         self._loadgen(proxy.port, number, 5)  # fills the pools
         result, meter, seen = self.metered(proxy, lambda: self._loadgen(proxy.port, number, self.size.events))
         values = _usage(meter, seen["events"])
+        values["merged"] = seen["events"] / max(seen["writes"], 1)
         if "median_ttft_ms" in result:
             values["ttft_us"] = result["median_ttft_ms"] * 1000
         faults = [f"{count} streams {outcome}" for outcome, count in result["outcomes"].items() if outcome != "ok"]

@@ -42,18 +42,23 @@ class Hall:
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
-        self.running = self.most = 0
+        self.running = self.flowing = self.most = 0
         self.done = asyncio.Event()
 
     def entered(self, stream: Stream) -> None:
         """Count a stream in."""
         self.streams.append(stream)
         self.running += 1
-        self.most = max(self.most, self.running)
 
-    def left(self) -> None:
+    def began(self) -> None:
+        """Count a stream whose first bytes are here."""
+        self.flowing += 1
+        self.most = max(self.most, self.flowing)
+
+    def left(self, *, flowed: bool) -> None:
         """Count a stream out."""
         self.running -= 1
+        self.flowing -= flowed
         if self.running == 0:
             self.done.set()
 
@@ -107,6 +112,7 @@ class Stream(asyncio.Protocol):
             self._in_body = True
             self.status = head[9:12]
             self.first_at = now
+            self._hall.began()
         else:
             self.longest_gap = max(self.longest_gap, now - self._last)
         self._last = now
@@ -118,7 +124,7 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         """End."""
         self.ended_at = self._loop.time()
-        self._hall.left()
+        self._hall.left(flowed=self._in_body)
 
 
 async def _all_at_once(port: int, number: int) -> Hall:
@@ -131,7 +137,7 @@ async def _all_at_once(port: int, number: int) -> Hall:
             await asyncio.gather(
                 *(loop.create_connection(lambda: Stream(hall, loop), "127.0.0.1", port) for _ in range(batch))
             )
-        hall.left()
+        hall.left(flowed=False)
         await hall.done.wait()
     return hall
 
@@ -141,7 +147,7 @@ class Figures:
     """What is printed of a run of streams."""
 
     number: int
-    most_at_once: int
+    most_flowing: int
     faults: Sequence[str]
     rates: Sequence[float]
     first: Sequence[float]
@@ -152,8 +158,8 @@ class Figures:
         slowest, fastest = min(self.rates), max(self.rates)
         stalled = sum(gap > STALL_S for gap in self.gaps)
         return [
-            f"{self.number:,} streams of {EVENTS_EACH} events, 50 events/s each offered, "
-            f"at most {self.most_at_once - 1:,} at once",
+            f"{self.number:,} clients at once, each a stream of {EVENTS_EACH} events, 50 events/s offered; "
+            f"at most {self.most_flowing:,} streams flowed at the same time",
             f"  whole and unaltered: {self.number - len(self.faults):,} of {self.number:,}",
             f"  events/s of a stream: slowest {slowest:.1f}, median {statistics.median(self.rates):.1f}, "
             f"fastest {fastest:.1f} (fastest / slowest {fastest / slowest:.2f})",
@@ -167,7 +173,7 @@ def _figures(hall: Hall) -> Figures:
     streams = hall.streams
     return Figures(
         number=len(streams),
-        most_at_once=hall.most,
+        most_flowing=hall.most,
         faults=[fault for stream in streams if (fault := stream.fault)],
         rates=[stream.events_per_s for stream in streams],
         first=[stream.first_at - stream.asked_at for stream in streams],
@@ -175,23 +181,25 @@ def _figures(hall: Hall) -> Figures:
     )
 
 
-def run(folder: Path, streams: int, idle_clients: int, descriptors: int) -> int:
-    """Run both parts through dd-proxy and print them; 1 when something was lost or grew without bounds."""
+def run(folder: Path, streams: int, idle_clients: int, descriptors: int) -> tuple[str, list[str]]:
+    """Run both parts through dd-proxy; returns what was printed, and a line for whatever was lost or grew too much."""
     cpus = Cpus()
     streams = _at_most(streams, (descriptors - SPARE_DESCRIPTORS) // 2, "streams", descriptors)
     idle_clients = _at_most(idle_clients, descriptors - SPARE_DESCRIPTORS, "idle clients", descriptors)
     cpus.keep_off()
     argv = cpus.pinned([sys.executable, str(HERE / "replica.py"), *["0"] * BACKENDS], cpus.load)
-    failed: list[str] = []
     with Child(argv, folder / "replicas.log") as replicas:
         started = launch(folder / PRODUCT, replicas.line["ports"], idle_clients)
         with Running(PRODUCT, started, cpus.pinned([], cpus.proxy)) as proxy:
             wait_until(proxy.answers, 30, f"an answer through {PRODUCT}")
-            failed += _idle(proxy, idle_clients)
-            failed += _streams(proxy, streams)
+            said, failed = _idle(proxy, idle_clients)
+            print(said, flush=True)
+            more, lost = _streams(proxy, streams)
+            print(more, flush=True)
+    failed += lost
     for line in failed:
         print("FAILED", line)
-    return 1 if failed else 0
+    return f"{said}\n{more}", failed
 
 
 def _at_most(wanted: int, limit: int, what: str, descriptors: int) -> int:
@@ -200,7 +208,7 @@ def _at_most(wanted: int, limit: int, what: str, descriptors: int) -> int:
     return min(wanted, limit)
 
 
-def _idle(proxy: Running, number: int) -> list[str]:
+def _idle(proxy: Running, number: int) -> tuple[str, list[str]]:
     before = memory(proxy.process.pid, "VmRSS")
     clients: list[socket.socket] = []
     try:
@@ -210,18 +218,17 @@ def _idle(proxy: Running, number: int) -> list[str]:
     finally:
         for client in clients:
             client.close()
-    print(f"{number:,} idle clients, each after one answer: {kib:.1f} KiB RSS each", flush=True)
-    return [f"{kib:.1f} KiB for an idle client, allowed are {MAX_KIB_EACH}"] if kib > MAX_KIB_EACH else []
+    said = f"{number:,} idle clients, each after one answer: {kib:.1f} KiB RSS each"
+    return said, [f"{kib:.1f} KiB for an idle client, allowed are {MAX_KIB_EACH}"] if kib > MAX_KIB_EACH else []
 
 
-def _streams(proxy: Running, number: int) -> list[str]:
+def _streams(proxy: Running, number: int) -> tuple[str, list[str]]:
     try:
         figures = _figures(uvloop.run(_all_at_once(proxy.port, number)))
     except TimeoutError:
-        return [f"{number:,} streams did not end within {PATIENCE_S:g} s"]
+        return "", [f"{number:,} streams did not end within {PATIENCE_S:g} s"]
     proxy.check()
-    for line in figures.lines():
-        print(line)
-    print(f"  peak RSS of the proxy: {memory(proxy.process.pid, 'VmHWM'):.0f} MiB", flush=True)
+    peak = f"  peak RSS of the proxy: {memory(proxy.process.pid, 'VmHWM'):.0f} MiB"
     kinds = sorted(set(figures.faults))
-    return [f"{figures.faults.count(kind):,} streams: {kind}" for kind in kinds]
+    lost = [f"{figures.faults.count(kind):,} streams: {kind}" for kind in kinds]
+    return "\n".join([*figures.lines(), peak]), lost
