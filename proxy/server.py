@@ -25,11 +25,11 @@ from proxy.config import Config
 from proxy.downstream import Downstream
 from proxy.endpoint import Endpoint
 from proxy.events import Event, listening
+from proxy.listener import Listener
 from proxy.probe import Prober
 from proxy.stats import final_stats, write_stats
 
 BACKLOG = 4096
-ACCEPTS = 16  # at once; asyncio tries, and reports, so often in a row when there are no descriptors left
 CLOSING_S = 1.0  # for sockets to close and tasks to end, after everything was cut
 
 
@@ -149,8 +149,8 @@ async def _serve(config: Config, log: AccessLog, client_socket: socket.socket, s
     loop.add_signal_handler(signal.SIGQUIT, stop.quit)
     endpoint = Endpoint(config, log, loop)
     endpoint.probes = prober = Prober(endpoint)
-    server = await loop.create_server(lambda: Downstream(endpoint), sock=client_socket, backlog=ACCEPTS)
-    client_socket.listen(BACKLOG)
+    listener = Listener(loop, client_socket, lambda: Downstream(endpoint))
+    await listener.start(BACKLOG)
     side = await start_side_port(endpoint, side_socket)
     for backend in endpoint.fleet:
         prober.start(backend)
@@ -162,7 +162,7 @@ async def _serve(config: Config, log: AccessLog, client_socket: socket.socket, s
     try:
         await stop.drain.wait()
         endpoint.begin_drain()
-        server.close()
+        listener.close()
         if not stop.now.is_set():
             await _drained(endpoint, stop, config.drain_timeout_s)
     finally:

@@ -1,0 +1,66 @@
+"""Lets clients in, in bursts as well as one by one.
+
+Owns the client port's listening socket. libuv accepts one connection in each turn of its loop, and with a thousand
+streams a turn takes long: a burst of new clients would wait for seconds. So whenever one was let in, those that wait
+behind it are accepted here, up to BURST in a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+BURST = 64
+ACCEPTS = 16  # by asyncio's own loop in a row: without descriptors left it tries, and reports, so often
+
+
+class Listener:
+    """A listening client port; `made` makes the protocol of one connection."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, made: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._made = made
+        self._server: asyncio.Server | None = None
+        self._adopting: set[asyncio.Task[None]] = set()
+        self._looking = False
+
+    async def start(self, backlog: int) -> None:
+        """Begin to accept; `backlog` is the length of the kernel's queue."""
+        self._server = await self._loop.create_server(self._first, sock=self._sock, backlog=ACCEPTS)
+        self._sock.listen(backlog)
+
+    def close(self) -> None:
+        """Accept nobody any more; new connections are refused from now on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _first(self) -> asyncio.Protocol:
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._accept_those_behind)
+        return self._made()
+
+    def _accept_those_behind(self) -> None:
+        self._looking = False
+        for _ in range(BURST):
+            if self._server is None:
+                return
+            try:
+                accepted, _ = self._sock.accept()
+            except OSError:  # nobody waits, or no descriptor is left, which the loop deals with
+                return
+            accepted.setblocking(False)
+            task = self._loop.create_task(self._adopt(accepted))
+            self._adopting.add(task)
+            task.add_done_callback(self._adopting.discard)
+
+    async def _adopt(self, accepted: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._made, accepted)
+        except OSError:  # the client has gone again
+            accepted.close()
