@@ -22,11 +22,11 @@ demo: $(DONE)
 	@$(BIN)/python tools/demo.py
 
 test: $(DONE)
-	@tools/debian-packages slurmctld slurmd slurm-client munge shellcheck prometheus chromium chromium-driver curl valgrind
+	@tools/debian-packages slurmctld slurmd slurm-client munge shellcheck prometheus chromium chromium-driver curl strace valgrind
 	@$(BIN)/python tools/checks.py --conformance $(CONFORMANCE) --jobs $(JOBS)
 
 bench: $(DONE)
-	@tools/debian-packages gcc nginx wrk
+	@tools/debian-packages nginx wrk
 	@$(BIN)/python tools/bench.py
 
 drills: $(DONE)
