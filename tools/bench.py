@@ -51,6 +51,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", default="", metavar="A,B", help=f"only these: {', '.join(WORKS)}")
     parser.add_argument("--scale", action="store_true", help="the scale test instead of the comparison")
     parser.add_argument("--streams", type=int, default=scale.STREAMS, metavar="N", help="of --scale")
+    parser.add_argument("--events", type=int, default=scale.EVENTS_EACH, metavar="N", help="of each stream of --scale")
     parser.add_argument("--idle-clients", type=int, default=IDLE_CLIENTS, metavar="N", help="fewer where files are few")
     parser.add_argument("--document", action="store_true", help="put what was measured into docs/performance.md")
     options = parser.parse_args(argv)
@@ -68,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="dd-proxy-bench-") as folder:
             if options.scale:
-                said, failed = scale.run(Path(folder), options.streams, options.idle_clients, descriptors)
+                load = scale.Load(options.streams, options.events, options.idle_clients)
+                said, failed = scale.run(Path(folder), load, descriptors)
                 if options.document and not failed:
                     page.put("scale", f"```\n{said}\n```\n\n{page.conditions()}.")
                 return 1 if failed else 0

@@ -23,6 +23,7 @@ from tools.launch import Child, ask
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = [sys.executable, str(ROOT / "tools" / "bench.py")]
+EVENTS_SENT = 20
 REPLICA = [sys.executable, str(ROOT / "tools" / "benchmark" / "replica.py")]
 
 
@@ -36,7 +37,7 @@ def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedPr
 
 @pytest.mark.slow
 def test_four_hundred_streams_at_once_lose_nothing_and_five_hundred_idle_clients_cost_little() -> None:
-    done = run("--scale", "--streams", "400", "--idle-clients", "500")
+    done = run("--scale", "--streams", "400", "--events", "200", "--idle-clients", "500")
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "whole and unaltered: 400 of 400" in done.stdout
@@ -177,7 +178,7 @@ class Wire:
 
 def stream(sent: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> scale.Stream:
     """Let a stream receive this."""
-    hall = scale.Hall()
+    hall = scale.Hall(scale.Script(EVENTS_SENT))
     found = scale.Stream(hall, cast(asyncio.AbstractEventLoop, Clock()))
     found.connection_made(cast(asyncio.Transport, Wire()))
     for piece in (head[:10], head[10:] + sent[:300], sent[300:]):
@@ -187,7 +188,7 @@ def stream(sent: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> scale.Strea
 
 
 def test_a_stream_that_lost_an_event_or_changed_is_found_out() -> None:
-    sent = b"".join(EVENTS[: scale.EVENTS_EACH]) + END_OF_STREAM
+    sent = b"".join(EVENTS[:EVENTS_SENT]) + END_OF_STREAM
     assert stream(sent).fault is None
     assert stream(sent[:-200]).fault == f"{len(sent) - 200} of {len(sent)} bytes"
     assert stream(sent.replace(b"word000003", b"word000004")).fault == "altered"

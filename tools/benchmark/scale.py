@@ -25,22 +25,40 @@ from tools.benchmark.rig import BACKENDS, PATH, open_clients
 from tools.launch import Child, wait_until
 
 STREAMS = 4000
-EVENTS_EACH = 250
+EVENTS_EACH = 1000  # so many that the first streams still flow when the last ones begin
 PATIENCE_S = 240.0
 CONNECTING = 100  # at a time
 STALL_S = 1.0
 MAX_KIB_EACH = 32
 SPARE_DESCRIPTORS = 500
-_SENT = b"".join(EVENTS[:EVENTS_EACH]) + END_OF_STREAM
-_CHECKSUM = zlib.crc32(_SENT)
-_BODY = b'{"model":"m","stream":true,"max_tokens":%d}' % EVENTS_EACH
-_REQUEST = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (PATH.encode(), len(_BODY), _BODY)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much: streams at once, events of each, idle clients."""
+
+    streams: int
+    events: int
+    idle_clients: int
+
+
+class Script:
+    """What every stream asks for, and what it has to get."""
+
+    def __init__(self, events: int) -> None:
+        sent = b"".join(EVENTS[:events]) + END_OF_STREAM
+        body = b'{"model":"m","stream":true,"max_tokens":%d}' % events
+        self.events = events
+        self.size = len(sent)
+        self.checksum = zlib.crc32(sent)
+        self.request = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (PATH.encode(), len(body), body)
 
 
 class Hall:
     """All streams of a run; `done` is set when none is left."""
 
-    def __init__(self) -> None:
+    def __init__(self, script: Script) -> None:
+        self.script = script
         self.streams: list[Stream] = []
         self.running = self.flowing = self.most = 0
         self.done = asyncio.Event()
@@ -68,6 +86,7 @@ class Stream(asyncio.Protocol):
 
     def __init__(self, hall: Hall, loop: asyncio.AbstractEventLoop) -> None:
         self._hall = hall
+        self._script = hall.script
         self._loop = loop
         self._transport: asyncio.Transport
         self._head = b""
@@ -84,21 +103,21 @@ class Stream(asyncio.Protocol):
         """Say what is wrong with the stream, None when it came whole and unaltered."""
         if self.status != b"200":
             return f"status {self.status.decode() or 'missing'}"
-        if self.received != len(_SENT):
-            return f"{self.received} of {len(_SENT)} bytes"
-        return None if self._checksum == _CHECKSUM else "altered"
+        if self.received != self._script.size:
+            return f"{self.received} of {self._script.size} bytes"
+        return None if self._checksum == self._script.checksum else "altered"
 
     @property
     def events_per_s(self) -> float:
         """Events per second from the first one to the last one."""
-        return (EVENTS_EACH - 1) / max(self.ended_at - self.first_at, 1e-3)
+        return (self._script.events - 1) / max(self.ended_at - self.first_at, 1e-3)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask for the stream."""
         self._transport = cast(asyncio.Transport, transport)
         self.asked_at = self._loop.time()
         self._hall.entered(self)
-        self._transport.write(_REQUEST)
+        self._transport.write(self._script.request)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes as they come."""
@@ -118,7 +137,7 @@ class Stream(asyncio.Protocol):
         self._last = now
         self.received += len(data)
         self._checksum = zlib.crc32(data, self._checksum)
-        if self.received >= len(_SENT) or self.status != b"200":
+        if self.received >= self._script.size or self.status != b"200":
             self._transport.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -127,9 +146,9 @@ class Stream(asyncio.Protocol):
         self._hall.left(flowed=self._in_body)
 
 
-async def _all_at_once(port: int, number: int) -> Hall:
+async def _all_at_once(port: int, number: int, script: Script) -> Hall:
     """Open streams as fast as they are accepted, and wait for the end of the last one. Raises TimeoutError, OSError."""
-    loop, hall = asyncio.get_running_loop(), Hall()
+    loop, hall = asyncio.get_running_loop(), Hall(script)
     hall.running = 1  # this function, so that early ends are no end
     async with asyncio.timeout(PATIENCE_S):
         while len(hall.streams) < number:
@@ -147,6 +166,7 @@ class Figures:
     """What is printed of a run of streams."""
 
     number: int
+    events: int
     most_flowing: int
     faults: Sequence[str]
     rates: Sequence[float]
@@ -158,7 +178,7 @@ class Figures:
         slowest, fastest = min(self.rates), max(self.rates)
         stalled = sum(gap > STALL_S for gap in self.gaps)
         return [
-            f"{self.number:,} clients at once, each a stream of {EVENTS_EACH} events, 50 events/s offered; "
+            f"{self.number:,} clients at once, each a stream of {self.events:,} events, 50 events/s offered; "
             f"at most {self.most_flowing:,} streams flowed at the same time",
             f"  whole and unaltered: {self.number - len(self.faults):,} of {self.number:,}",
             f"  events/s of a stream: slowest {slowest:.1f}, median {statistics.median(self.rates):.1f}, "
@@ -173,6 +193,7 @@ def _figures(hall: Hall) -> Figures:
     streams = hall.streams
     return Figures(
         number=len(streams),
+        events=hall.script.events,
         most_flowing=hall.most,
         faults=[fault for stream in streams if (fault := stream.fault)],
         rates=[stream.events_per_s for stream in streams],
@@ -181,11 +202,11 @@ def _figures(hall: Hall) -> Figures:
     )
 
 
-def run(folder: Path, streams: int, idle_clients: int, descriptors: int) -> tuple[str, list[str]]:
+def run(folder: Path, load: Load, descriptors: int) -> tuple[str, list[str]]:
     """Run both parts through dd-proxy; returns what was printed, and a line for whatever was lost or grew too much."""
     cpus = Cpus()
-    streams = _at_most(streams, (descriptors - SPARE_DESCRIPTORS) // 2, "streams", descriptors)
-    idle_clients = _at_most(idle_clients, descriptors - SPARE_DESCRIPTORS, "idle clients", descriptors)
+    streams = _at_most(load.streams, (descriptors - SPARE_DESCRIPTORS) // 2, "streams", descriptors)
+    idle_clients = _at_most(load.idle_clients, descriptors - SPARE_DESCRIPTORS, "idle clients", descriptors)
     cpus.keep_off()
     argv = cpus.pinned([sys.executable, str(HERE / "replica.py"), *["0"] * BACKENDS], cpus.load)
     with Child(argv, folder / "replicas.log") as replicas:
@@ -194,7 +215,7 @@ def run(folder: Path, streams: int, idle_clients: int, descriptors: int) -> tupl
             wait_until(proxy.answers, 30, f"an answer through {PRODUCT}")
             said, failed = _idle(proxy, idle_clients)
             print(said, flush=True)
-            more, lost = _streams(proxy, streams)
+            more, lost = _streams(proxy, streams, Script(load.events))
             print(more, flush=True)
     failed += lost
     for line in failed:
@@ -222,9 +243,9 @@ def _idle(proxy: Running, number: int) -> tuple[str, list[str]]:
     return said, [f"{kib:.1f} KiB for an idle client, allowed are {MAX_KIB_EACH}"] if kib > MAX_KIB_EACH else []
 
 
-def _streams(proxy: Running, number: int) -> tuple[str, list[str]]:
+def _streams(proxy: Running, number: int, script: Script) -> tuple[str, list[str]]:
     try:
-        figures = _figures(uvloop.run(_all_at_once(proxy.port, number)))
+        figures = _figures(uvloop.run(_all_at_once(proxy.port, number, script)))
     except TimeoutError:
         return "", [f"{number:,} streams did not end within {PATIENCE_S:g} s"]
     proxy.check()
