@@ -19,6 +19,7 @@ from runtime import slurm
 from runtime.budget import drain_budget
 from runtime.layout import AttemptDir, find_attempts
 from runtime.look import NOT_ENDED, AttemptView, local_controller_lives, look_at
+from runtime.opening import close_as_won, stop_readiness
 from runtime.planfile import read_resolved
 from runtime.slurm import Failure, SlurmError
 from runtime.state import (
@@ -26,9 +27,7 @@ from runtime.state import (
     AttemptState,
     Classification,
     IllegalMove,
-    ReadinessState,
     read_attempt,
-    read_readiness,
     write_json,
 )
 
@@ -148,15 +147,18 @@ def _close_orphan(view: AttemptView) -> str:
             slurm.cancel_job(record.job.id)
             _wait_for_job(record.job.id, _budget_s(view.directory))
             why += f"; job {record.job.id} was cancelled"
+    record = _reread(view.directory)
+    if close_as_won(view.directory, record):
+        return _report(view, _reread(view.directory))
     with suppress(IllegalMove):  # the next attempt may have closed it meanwhile
         _close(view.directory, Classification.INTERNAL_ERROR, why)
-    raise CancelError(f"{_name(view)}: {why}; it is closed as {_outcome(_reread(view.directory))}")
+    record = _reread(view.directory)
+    closed = f"{record.state} ({record.classification})" if record.reason == why else _outcome(record)
+    raise CancelError(f"{_name(view)}: {why}; it is closed as {closed}")
 
 
 def _close(directory: AttemptDir, classification: Classification, reason: str) -> None:
-    readiness = read_readiness(directory.path)
-    if readiness is not None and readiness.state not in (ReadinessState.STOPPED, ReadinessState.FAILED):
-        write_json(directory.readiness_json, readiness.move(ReadinessState.STOPPED))
+    stop_readiness(directory)
     write_json(directory.attempt_json, _reread(directory).end(classification, reason))
 
 

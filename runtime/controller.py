@@ -40,6 +40,7 @@ from runtime.state import (
     AttemptRecord,
     Classification,
     ControllerRef,
+    HealthFailure,
     JobRef,
     StateError,
     WinnerRecord,
@@ -93,11 +94,17 @@ class Controller:
         cause = await self._name(await self._live())
         attempt.journal.event("ending", classification=cause.named, reason=cause.reason)
         if cause.failure is not None and cause.named in (Classification.SERVICE_LOST, Classification.NODE_LOST):
-            attempt.journal.lose(cause.failure)
+            self._record_loss(cause.failure)
         if cause.named is None:  # the client exited 0: every output has to be read, however long that takes
             self._inspecting = asyncio.create_task(self._inspect())
         await Teardown(attempt, cause).run()
         return await self._conclude(cause)
+
+    def _record_loss(self, failure: HealthFailure) -> None:
+        try:
+            self._attempt.journal.lose(failure)
+        except OSError as error:  # the steps must be taken down all the same
+            self._attempt.journal.event("readiness_failed", reason=str(error))
 
     def signalled(self, number: int) -> None:
         """Take a signal. Safe at every moment and any number of times: only the first cause of an end counts."""

@@ -65,8 +65,9 @@ class Journal:
 
     def stop_readiness(self) -> None:
         """Record that the endpoints are gone; a loss stays a loss."""
-        if self.readiness.state not in (ReadinessState.STOPPED, ReadinessState.FAILED):
-            self._save_readiness(self.readiness.move(ReadinessState.STOPPED, self._all(ReadinessState.STOPPED)))
+        stopped = self.readiness.stop()
+        if stopped is not self.readiness:
+            self._save_readiness(stopped)
 
     def end(self, classification: Classification, reason: str | None) -> None:
         """Record how the attempt ended."""

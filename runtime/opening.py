@@ -14,12 +14,10 @@ from runtime.layout import AttemptDir, find_attempts, write_private
 from runtime.plan import Plan, detach_env
 from runtime.services import read_services
 from runtime.state import (
-    TERMINAL_READINESS,
     AttemptRecord,
     AttemptState,
     Classification,
     JobRef,
-    ReadinessState,
     StateError,
     new_attempt,
     new_readiness,
@@ -101,8 +99,7 @@ def close_left_open(attempt: AttemptDir, record: AttemptRecord, lost_nodes: Lost
 
     Raises AlreadyWon when it had published its winner and died before it could say so: then it is closed as succeeded.
     """
-    if attempt.winner_json.exists() and record.state is AttemptState.RUNNING:
-        write_json(attempt.attempt_json, record.end(Classification.SUCCEEDED, None))
+    if close_as_won(attempt, record):
         raise AlreadyWon(f"{attempt.path} has published its winner already")
     try:
         nodes = tuple(node.name for node in read_services(attempt).nodes)
@@ -113,10 +110,24 @@ def close_left_open(attempt: AttemptDir, record: AttemptRecord, lost_nodes: Lost
         ended = record.end(Classification.NODE_LOST, f"node {', '.join(lost)} was lost and Slurm requeued the job")
     else:
         ended = record.end(Classification.PREEMPTED, "Slurm requeued the job before the attempt had ended")
-    readiness = read_readiness(attempt.path)
-    if readiness is not None and readiness.state not in TERMINAL_READINESS:
-        write_json(attempt.readiness_json, readiness.move(ReadinessState.STOPPED))
+    stop_readiness(attempt)
     write_json(attempt.attempt_json, ended)
+
+
+def stop_readiness(attempt: AttemptDir) -> None:
+    """Say in readiness.json of an attempt without a controller that nothing serves any more. Raises StateError."""
+    readiness = read_readiness(attempt.path)
+    if readiness is not None and (stopped := readiness.stop()) is not readiness:
+        write_json(attempt.readiness_json, stopped)
+
+
+def close_as_won(attempt: AttemptDir, record: AttemptRecord) -> bool:
+    """Close an attempt whose controller published the winner and died before it could say so; tell whether it did."""
+    if record.state is not AttemptState.RUNNING or not attempt.winner_json.exists():
+        return False
+    stop_readiness(attempt)
+    write_json(attempt.attempt_json, record.end(Classification.SUCCEEDED, None))
+    return True
 
 
 def fresh_readiness(plan: Plan, attempt: AttemptDir) -> None:

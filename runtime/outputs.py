@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from runtime.plan import Output
 from runtime.state import OutputRecord
@@ -50,13 +51,18 @@ def inspect(directory: Path, outputs: Sequence[Output], stop: threading.Event | 
     return Inspection(tuple(found), tuple(problems))
 
 
+def open_output(path: Path) -> BinaryIO:
+    """Open a file for reading without ever waiting: a pipe of that name has no writer, perhaps. Raises OSError."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+
+
 def measure(directory: Path, path: str, stop: threading.Event | None = None) -> OutputRecord:
     """Count the lines and bytes of one file and hash it; a last line without its end counts.
 
     Raises OSError, also when `stop` is set meanwhile.
     """
     digest, lines, size, last = hashlib.sha256(), 0, 0, b"\n"
-    with (directory / path).open("rb") as file:
+    with open_output(directory / path) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is not a regular file")
         while block := file.read(_BLOCK):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from runtime.layout import AttemptDir
+from runtime.outputs import open_output
 from runtime.plan import Plan
 from runtime.probe import get
 from runtime.state import ReadinessRecord, StateError, read_attempt, read_readiness
@@ -89,7 +90,7 @@ class Progress:
     def _count(self, path: str) -> int:
         offset, records = self._counted.get(path, (0, 0))
         try:
-            with (self._attempt.path / path).open("rb") as file:
+            with open_output(self._attempt.path / path) as file:
                 if file.seek(0, 2) < offset:
                     offset, records = 0, 0  # written anew
                 file.seek(offset)

@@ -98,6 +98,8 @@ def summary(report: Report, run: str, attempt: int) -> list[str]:
     """Write the report for a person, a few short lines."""
     ended = report.classification.value + (f": {report.reason}" if report.reason else "")
     lines = [f"{run} attempt {attempt}: {ended}", f"  elapsed    {human_duration(round(report.elapsed_s, 1))}"]
+    if report.classification is Classification.STARTUP_FAILED:
+        return lines  # the client never ran: there is nothing to count
     for output in report.outputs:
         wanted = "" if output.expected_records is None else f" of {output.expected_records}"
         lines.append(f"  output     {output.path}: {output.records}{wanted} records, {output.bytes} bytes")

@@ -203,6 +203,13 @@ class ReadinessRecord:
         )
         return self._next(ReadinessState.FAILED, marked, self.health_failure or failure)
 
+    def stop(self) -> ReadinessRecord:
+        """Give the next revision with every deployment stopped; this one when it has stopped or failed already."""
+        if self.state in TERMINAL_READINESS:
+            return self
+        stopped = ReadinessState.STOPPED
+        return self.move(stopped, tuple(replace(one, state=stopped) for one in self.deployments))
+
     def _next(
         self,
         state: ReadinessState,

@@ -17,8 +17,8 @@ from runtime.layout import AttemptDir, LayoutError, new_run, write_private
 from runtime.own import own_command
 from runtime.plan import Plan, detach_env, plan_to_json
 from runtime.render import render
-from runtime.slurm import SlurmError
-from runtime.state import AttemptState, Classification, JobRef, ReadinessState, new_attempt, new_readiness, write_json
+from runtime.slurm import Failure, SlurmError
+from runtime.state import AttemptState, Classification, JobRef, new_attempt, new_readiness, write_json
 
 BATCH_OUTPUT = "slurm.out"
 
@@ -72,11 +72,13 @@ def submit(plan: Plan) -> Submitted:
     except BaseException as error:
         if job_id is not None:
             _give_up(job_id)
-        write_json(attempt.readiness_json, readiness.move(ReadinessState.STOPPED))
+        write_json(attempt.readiness_json, readiness.stop())
         reason = str(error) or "interrupted"
         write_json(attempt.attempt_json, record.end(Classification.STARTUP_FAILED, reason))
         if isinstance(error, SlurmError):
-            raise SubmitError(f"{error} (recorded in {attempt.path})") from None
+            late = job_id is None and error.failure is Failure.TIMEOUT
+            hint = "; the job may be in the queue all the same, held: see squeue --me" if late else ""
+            raise SubmitError(f"{error}{hint} (recorded in {attempt.path})") from None
         raise
     return Submitted(job_id, attempt)
 

@@ -116,7 +116,9 @@ def name_cause(cause: Cause, view: JobView | None) -> Cause:
     if found is not None:
         name, reason = found
         return replace(
-            cause, named=name, reason=reason if cause.trigger is Trigger.SIGNALLED else f"{reason}: {cause.reason}"
+            cause,
+            named=name,
+            reason=reason if cause.trigger is Trigger.SIGNALLED else f"{reason} (first sign: {cause.reason})",
         )
     if cause.trigger is Trigger.CLIENT_EXITED:
         return replace(cause, named=None if cause.exit_code == 0 else Classification.CLIENT_FAILED)

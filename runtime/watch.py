@@ -6,6 +6,7 @@ Owns only when to stop: the attempt is over, or its controller is gone. What is 
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from contextlib import suppress
@@ -25,7 +26,7 @@ def watch(attempt: AttemptDir) -> None:
     Raises LayoutError, StateError.
     """
     plan = read_resolved(attempt)
-    looked_at = time.monotonic()
+    looked_at = -math.inf  # what has nobody to run it any more need not be watched at all
 
     def ended() -> bool:
         nonlocal looked_at

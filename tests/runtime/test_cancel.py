@@ -12,7 +12,7 @@ import pytest
 from runtime.cancel import CancelError, cancel, main_cancel
 from runtime.look import look
 from runtime.slurm import SlurmError
-from runtime.state import AttemptRecord, Classification, JobRef, read_attempt, read_readiness
+from runtime.state import AttemptRecord, Classification, JobRef, read_attempt, read_readiness, write_json
 from runtime.status import status_text
 from runtime.submit import submit
 from tests.runtime.attempts import NO_SUCH_JOB, ended, opened, running, small_plan
@@ -158,6 +158,28 @@ def test_a_local_controller_that_was_killed_is_closed_as_an_internal_error(
     assert "its controller is gone" in capsys.readouterr().err
     assert _record(attempt.path).classification == "internal_error"
     assert main_cancel(attempt.run_dir) == 0
+
+
+def test_what_a_killed_controller_left_is_closed_whole_and_said_once(tmp_path: Path) -> None:
+    attempt = running(tmp_path, None)
+    before = read_readiness(attempt.path)
+    with pytest.raises(CancelError) as caught:
+        cancel(attempt.run_dir)
+    closed = "its controller is gone; it is closed as failed (internal_error)"
+    assert str(caught.value) == f"attempt 1 of {attempt.run}: {closed}"
+    after = read_readiness(attempt.path)
+    assert before is not None and after is not None
+    assert after.revision == before.revision + 1
+    assert [one.state for one in after.deployments] == ["stopped"]
+
+
+def test_a_winner_that_was_published_before_the_controller_died_stays_a_success(tmp_path: Path) -> None:
+    attempt = running(tmp_path, None)
+    write_json(attempt.winner_json, {"schema_version": 1})
+    assert cancel(attempt.run_dir) == f"attempt 1 of {attempt.run} ended by itself meanwhile: succeeded"
+    readiness = read_readiness(attempt.path)
+    assert readiness is not None
+    assert (_record(attempt.path).state, readiness.state) == ("succeeded", "stopped")
 
 
 def test_a_controller_that_dies_of_the_signal_is_noticed(tmp_path: Path) -> None:

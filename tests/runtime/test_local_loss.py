@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 from tests.runtime.lifecycle import FAKE, LiveStream, LocalRun, Scenario, StartLocal, client, fault
 from tests.runtime.minislurm import wait_until
@@ -67,6 +68,18 @@ def test_a_hanging_replica_is_found_by_the_monitor(start_local: StartLocal) -> N
     lost = run.attempt.replica(0)
     os.kill(run.attempt.pid("llama-replica-0"), signal.SIGSTOP)
     assert "probe timed out 3 times" in _assert_lost(run, "monitor", lost)
+
+
+def test_a_loss_that_cannot_be_recorded_still_takes_the_steps_down_in_order(start_local: StartLocal) -> None:
+    breaking = (
+        "import json, os, signal, sys\nos.chdir(sys.argv[1])\nos.unlink('readiness.json')\nos.mkdir('readiness.json')\n"
+        "os.kill(json.load(open('steps/llama-replica-1.json'))['pid'], signal.SIGKILL)\nsignal.pause()"
+    )
+    run = start_local(Scenario(client=[sys.executable, "-c", breaking, "{attempt_dir}"], monitor_interval="30s"))
+    assert run.wait() == 1
+    assert run.attempt.read("attempt.json")["classification"] == "service_lost"
+    assert run.attempt.events("readiness_failed")
+    assert run.attempt.events("signal_sent", step="llama-replica-0", signal="TERM")
 
 
 def test_one_failed_probe_is_no_loss(start_local: StartLocal) -> None:

@@ -130,6 +130,8 @@ def test_a_winner_that_was_published_before_the_crash_stays_a_success(attempt: A
         open_slurm(attempt, SECOND, last_lost)
     closed = read_attempt(attempt.path)
     assert closed is not None and closed.classification is Classification.SUCCEEDED
+    readiness = read_readiness(attempt.path)
+    assert readiness is not None and readiness.state == "stopped"
     assert not attempt.following().path.exists()
 
 

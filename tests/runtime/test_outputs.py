@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from runtime.outputs import inspect, measure
 from runtime.plan import Output
-from runtime.report import EndpointReport, Report, per_minute, read_endpoint, report_outputs, summary
+from runtime.report import EndpointReport, OutputReport, Report, per_minute, read_endpoint, report_outputs, summary
 from runtime.state import Classification
 
 
@@ -39,6 +40,11 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         "folder: cannot be read: Is a directory",
     )
     assert [one.path for one in found.found] == ["few", "empty", "fine"]
+
+
+def test_a_pipe_that_nobody_writes_to_is_a_problem_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert inspect(tmp_path, [Output("pipe", 1)]).problems == ("pipe: cannot be read: pipe is not a regular file",)
 
 
 def test_reading_stops_when_it_must(tmp_path: Path) -> None:
@@ -98,3 +104,9 @@ def test_the_summary_is_for_people() -> None:
         "  endpoint   llama: 10 requests, 1 failed, 2 retries, 1 failovers, 1 incomplete, 1.5 s CPU, 30 MiB peak",
         "  endpoint   qwen: left no final counts",
     ]
+
+
+def test_the_summary_of_a_failed_start_counts_nothing() -> None:
+    output = OutputReport("out", 0, 5, None, 0)
+    report = Report(Classification.STARTUP_FAILED, "no room", 2, (output,), 0, (EndpointReport("llama"),))
+    assert summary(report, "gen-1", 1) == ["gen-1 attempt 1: startup_failed: no room", "  elapsed    2s"]

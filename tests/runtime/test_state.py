@@ -105,6 +105,16 @@ def test_revisions_grow_by_one() -> None:
         assert record.revision == number
 
 
+def test_what_stops_stops_with_every_deployment_and_only_once() -> None:
+    ready = new_readiness({"m": 2}).move(ReadinessState.STARTING).move(ReadinessState.READY)
+    stopped = ready.stop()
+    assert (stopped.revision, stopped.state) == (ready.revision + 1, "stopped")
+    assert [one.state for one in stopped.deployments] == ["stopped"]
+    assert stopped.stop() is stopped
+    failed = ready.fail(LOSS)
+    assert failed.stop() is failed
+
+
 def test_records_survive_a_file(tmp_path: Path) -> None:
     attempt = new_attempt("run", 2, JobRef("123", 1)).move(
         AttemptState.RUNNING, controller=ControllerRef("node1", 4242)

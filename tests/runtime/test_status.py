@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from runtime import progress
+from runtime import watch as watching
 from runtime.identity import StepIdentity
-from runtime.layout import LayoutError
-from runtime.look import look
+from runtime.layout import AttemptDir, LayoutError
+from runtime.look import AttemptView, look, look_at
 from runtime.state import (
     Classification,
     HealthFailure,
@@ -86,6 +88,23 @@ def test_a_killed_local_controller_is_gone(tmp_path: Path) -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert look(attempt.path)[0].alive is False  # a zombie, still in the process table
     assert f"the controller is gone: dd-proxy cancel {attempt.run_dir}" in status_text(look(attempt.path))
+
+
+def test_watching_what_nobody_runs_any_more_ends_at_the_first_look(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[AttemptDir] = []
+
+    def counted(directory: AttemptDir) -> AttemptView:
+        looks.append(directory)
+        return look_at(directory)
+
+    monkeypatch.setattr(watching, "look_at", counted)
+    monkeypatch.setattr(progress, "INTERVAL_S", 600.0)  # a second round would not come within this test
+    attempt = running(tmp_path, None)
+    assert main_status(attempt.run_dir, as_json=False, watch=True) == 0
+    assert looks == [attempt]
+    assert "controller is gone" in capsys.readouterr().out
 
 
 def test_a_controller_on_another_machine_cannot_be_judged(tmp_path: Path) -> None:

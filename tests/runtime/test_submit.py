@@ -168,6 +168,16 @@ def test_a_machine_without_slurm_says_so(tmp_path: Path, monkeypatch: pytest.Mon
         submit(small_plan(tmp_path))
 
 
+def test_a_slow_slurm_may_have_taken_the_job_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*arguments: object) -> str:
+        raise SlurmError(Failure.TIMEOUT, "sbatch did not answer within 60 s")
+
+    monkeypatch.setattr(slurm_commands, "submit", silent)
+    monkeypatch.setattr(slurm_commands, "config_kill_wait", lambda: 300.0)
+    with pytest.raises(SubmitError, match=r"within 60 s; the job may be in the queue all the same, held: see squeue"):
+        submit(small_plan(tmp_path))
+
+
 def test_a_percent_sign_in_a_path_is_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 

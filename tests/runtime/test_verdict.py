@@ -55,7 +55,7 @@ def test_slurms_view_names_an_end(seen: JobView, name: Classification | None) ->
 
 def test_a_lost_node_is_named_in_the_reason() -> None:
     named = name_cause(cause(T.SERVICE_LOST), view(lost_nodes=("node3",)))
-    assert (named.named, named.reason) == (C.NODE_LOST, "node node3 was lost: it happened")
+    assert (named.named, named.reason) == (C.NODE_LOST, "node node3 was lost (first sign: it happened)")
 
 
 @pytest.mark.parametrize(
