@@ -19,6 +19,7 @@ from proxy.upstream import Backend, Health
 
 MAX_PENALTY_S = 5.0  # a 429's Retry-After ranks its backend behind the others for at most this long (section 3, rule 3)
 DEFAULT_PENALTY_S = 1.0
+REMEMBERED_NAMES = 16
 RESTING_PLACES = 64  # so many free places stay unused: requests under way know those of removed backends as tried
 
 
@@ -51,9 +52,13 @@ class Fleet:
         self._tripped = 0  # breaker not closed
         self._overloaded = 0  # latest sample above the threshold, perhaps stale by now
         self._penalized = 0  # answered 429, perhaps long ago
+        # Until then none of those two sets can have lost a member, so that they need no look in an overload storm.
+        self._overloaded_until = self._penalized_until = float("inf")
+        self._names: dict[int, list[str]] = {}  # of masks that were named lately
         self._levels: dict[int, int] = {}  # active leases -> backends with so many
         self._order: list[int] = []  # keys of _levels, ascending
         self._cursor = 0  # ties go to the first at or after this position
+        self.left_full = 0  # of those, the full ones
         self.left_out = 0  # full or overloaded backends that the last choice passed over
         for url in config.backends:
             self.add(url, required=True)
@@ -85,6 +90,7 @@ class Fleet:
         backend.position = position
         backend.bit = 1 << position
         self._by_id[backend.id] = backend
+        self._names.clear()
         self._members |= backend.bit
         self._shift(backend, None, 0)
         return backend
@@ -94,6 +100,7 @@ class Fleet:
         if backend.removed:
             return
         backend.removed = True
+        self._names.clear()
         self._shift(backend, backend.active, None)
         for name in ("_members", "_draining", "_full", "_unhealthy", "_tripped", "_overloaded", "_penalized"):
             setattr(self, name, getattr(self, name) & ~backend.bit)
@@ -119,12 +126,14 @@ class Fleet:
         backend.queue_depth = depth
         backend.queue_at = now
         self._overloaded = self._with(self._overloaded, backend, depth > self._config.max_waiting_requests)
+        self._overloaded_until = min(self._overloaded_until, now + self._config.queue_stale_after_s)
 
     def penalize(self, backend: Backend, retry_after_s: float | None, now: float) -> None:
         """Rank a backend that answered 429 behind the others until its Retry-After has passed."""
         delay = DEFAULT_PENALTY_S if retry_after_s is None else min(max(retry_after_s, 0.0), MAX_PENALTY_S)
         backend.penalty_until = now + delay
         self._penalized = self._with(self._penalized, backend, delay > 0)
+        self._penalized_until = min(self._penalized_until, backend.penalty_until)
 
     def record_verdict(self, backend: Backend, verdict: Verdict, probe: bool, now: float) -> None:
         """Give the breaker the one verdict of an attempt (`probe`: what `lease` said of it)."""
@@ -148,13 +157,13 @@ class Fleet:
 
         Rules 1 to 3 of section 3. The same calls in the same order give the same choices. Sets `left_out`.
         """
-        self.left_out = 0
+        self.left_out = self.left_full = 0
         usable = self._members & ~self._draining & ~tried
         if not usable:
             return Rejection.NO_BACKEND
         candidates = usable & ~self._full
         if candidates != usable:
-            self.left_out = usable & ~candidates
+            self.left_out = self.left_full = usable & ~candidates
             if not candidates:
                 return Rejection.CONNECTION_LIMIT
         if self._unhealthy or self._tripped:
@@ -208,8 +217,16 @@ class Fleet:
             "queue_depth": self.fresh_overloaded(now),
             "retry_after": self._still_penalized(now),
         }
-        named = {reason: [b.id for b in self._backends(mask)] for reason, mask in masks.items() if mask}
-        return named or None
+        return {reason: self._named(mask) for reason, mask in masks.items() if mask} or None
+
+    def _named(self, mask: int) -> list[str]:
+        """Name the backends of a mask; the same masks come again and again, so a few are remembered."""
+        names = self._names.get(mask)
+        if names is None:
+            if len(self._names) >= REMEMBERED_NAMES:
+                self._names.clear()
+            self._names[mask] = names = [b.id for b in self._backends(mask)]
+        return names
 
     def _blocked(self, now: float) -> int:
         blocked = 0
@@ -220,15 +237,25 @@ class Fleet:
 
     def fresh_overloaded(self, now: float) -> int:
         """Give the mask of backends whose sample is above the threshold and not stale; forgets the stale ones."""
+        if now <= self._overloaded_until:
+            return self._overloaded
+        self._overloaded_until = float("inf")
         for b in self._backends(self._overloaded):
             if now - b.queue_at > self._config.queue_stale_after_s:
                 self._overloaded &= ~b.bit
+            else:
+                self._overloaded_until = min(self._overloaded_until, b.queue_at + self._config.queue_stale_after_s)
         return self._overloaded
 
     def _still_penalized(self, now: float) -> int:
+        if now < self._penalized_until:
+            return self._penalized
+        self._penalized_until = float("inf")
         for b in self._backends(self._penalized):
             if now >= b.penalty_until:
                 self._penalized &= ~b.bit
+            else:
+                self._penalized_until = min(self._penalized_until, b.penalty_until)
         return self._penalized
 
     # ------------------------------------------------------------------ leases

@@ -18,18 +18,22 @@ class Departures:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._epoll = select.epoll()
-        self._watched: dict[int, tuple[object, Callable[[], None]]] = {}
+        self._watched: dict[int, tuple[object, Callable[[], None], Callable[[], None] | None]] = {}
         self._fd_of: dict[object, int] = {}
         loop.add_reader(self._epoll.fileno(), self._wake)
 
-    def watch(self, fd: int, owner: object, gone: Callable[[], None]) -> None:
-        """Call `gone` once when the peer of `fd` has reset the connection."""
-        self._watched[fd] = (owner, gone)
+    def watch(self, fd: int, owner: object, gone: Callable[[], None], ended: Callable[[], None] | None = None) -> None:
+        """Call `gone` once when the peer of `fd` has reset the connection.
+
+        `ended` is called once when the peer's end of file comes, for a connection that is not read for now.
+        """
+        self._watched[fd] = (owner, gone, ended)
         self._fd_of[owner] = fd
+        events = 0 if ended is None else select.EPOLLRDHUP
         try:
-            self._epoll.register(fd, 0)
+            self._epoll.register(fd, events)
         except FileExistsError:
-            self._epoll.modify(fd, 0)
+            self._epoll.modify(fd, events)
 
     def forget_owner(self, owner: object) -> None:
         """Stop watching for an owner; its descriptor may be closed, or another's by now."""
@@ -47,10 +51,17 @@ class Departures:
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
         self._watched.clear()
+        self._fd_of.clear()
 
     def _wake(self) -> None:
-        for fd, _ in self._epoll.poll(0):
+        for fd, events in self._epoll.poll(0):
             entry = self._watched.pop(fd, None)
+            if entry is not None and not events & (select.EPOLLERR | select.EPOLLHUP):
+                owner, gone, ended = entry
+                self.watch(fd, owner, gone)
+                if ended is not None:
+                    ended()
+                continue
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
             if entry is not None:

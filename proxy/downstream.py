@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LINGER_S = 2.0  # a refused request's rest is read and thrown away for so long
 _REJECTION_OF_STATUS = {413: Rejection.BODY_TOO_LARGE, 414: Rejection.HEAD_TOO_LARGE, 431: Rejection.HEAD_TOO_LARGE}
 _REJECTION_OF_STATUS |= {501: Rejection.UNSUPPORTED, 505: Rejection.UNSUPPORTED, 408: Rejection.TIMEOUT}
+_REJECTION_OF_STATUS |= {503: Rejection.DRAINING}
 
 
 class Phase(Enum):
@@ -95,10 +96,7 @@ class Downstream(asyncio.Protocol):
             return True
         if self._phase is not Phase.BUSY:
             return False
-        exchange = self.exchange
-        assert exchange is not None
-        if not exchange.begun and not exchange.head.http10:
-            self.transport.write(replies.CONTINUE)  # a closed socket answers with a reset
+        self._ask_whether_it_reads()
         self._watch_for_reset()
         return True
 
@@ -137,7 +135,15 @@ class Downstream(asyncio.Protocol):
     def _watch_for_reset(self) -> None:
         sock = self.transport.get_extra_info("socket")
         if sock is not None:
-            self.endpoint.departures.watch(sock.fileno(), self, self.transport.abort)
+            ended = self._ask_whether_it_reads if self._reading_stopped else None
+            self.endpoint.departures.watch(sock.fileno(), self, self.transport.abort, ended)
+
+    def _ask_whether_it_reads(self) -> None:
+        """Send a client whose end of file has come one interim response: a closed socket answers with a reset."""
+        exchange = self.exchange
+        if exchange is not None and not exchange.begun and not exchange.head.http10 and not exchange.asked:
+            exchange.asked = True
+            self.transport.write(replies.CONTINUE)
 
     # ------------------------------------------------------------------ heads
 
@@ -178,7 +184,7 @@ class Downstream(asyncio.Protocol):
     def _refuse_long_head(self, data: bytes) -> None:
         line_end = data.find(b"\r\n", 0, self.endpoint.config.max_head_bytes)
         line = data[: line_end if line_end >= 0 else 0].split(b" ")
-        known = len(line) == 3
+        known = len(line) == 3 and wire.is_method(line[0]) and line[2].startswith(b"HTTP/")
         method, path = (line[0], logged_path(line[1])) if known else (None, None)
         status = 431 if line_end >= 0 else 414
         self._refuse_head(HeadError(status, replies.MESSAGES[Rejection.HEAD_TOO_LARGE], method, path), data)
@@ -340,10 +346,35 @@ class Downstream(asyncio.Protocol):
         self.endpoint.closes(self)
         self.transport.close()
 
-    def close_idle(self) -> None:
-        """Close a connection on which no request is under way."""
+    def drain(self) -> None:
+        """Close a connection on which no request is under way, and refuse one of which only a part of the head came."""
         if self.idle:
             self._close()
+        elif self._phase is Phase.HEAD:
+            self._refuse_head(HeadError(503, replies.MESSAGES[Rejection.DRAINING]), self._buffer)
+
+    def give_up(self) -> None:
+        """End the connection now; the client sees a reset when it has not got all of an answer."""
+        self._phase = Phase.CLOSED
+        if self.transport.get_write_buffer_size():
+            self._end_with_reset()
+        self.transport.abort()
+
+    def close_answered(self) -> None:
+        """Close once the answer is sent, without waiting for what a client may still send."""
+        if self._phase is Phase.LINGER:
+            self._close()
+
+    def _end_with_reset(self) -> None:
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    def linger_timed_out(self) -> None:
+        """Stop throwing away what a refused client sends; the answer, when it is not all sent, gets more time."""
+        if self.transport.get_write_buffer_size():
+            self.endpoint.closes(self)
+        else:
+            self.transport.abort()
 
     def break_off(self, *, reset: bool) -> None:
         """End the connection in the middle of a response; with `reset` where the framing cannot show the truncation."""
@@ -351,8 +382,7 @@ class Downstream(asyncio.Protocol):
         if self._phase is Phase.CLOSED:
             return
         if reset:
-            sock = self.transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._end_with_reset()
             if self.transport.get_write_buffer_size() == 0:
                 self._phase = Phase.CLOSED
                 self.transport.abort()

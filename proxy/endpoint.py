@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 import time
+from collections import defaultdict
 from typing import Protocol
 
 from proxy.access_log import AccessLog
@@ -28,8 +29,11 @@ from proxy.headers import HeadError, RequestHead
 from proxy.outcome import Eviction, Rejection
 from proxy.pool import Pool
 from proxy.recent import RecentRequests
+from proxy.replies import MESSAGES
 from proxy.upstream import Backend
 
+FEW_EXCHANGES = 256  # with more of them, one look at all serves the probes of all backends for READS_AGE_S
+READS_AGE_S = 0.1
 _SANE_ID = re.compile(rb"[0-9A-Za-z._:/+=-]{1,128}")
 
 
@@ -75,6 +79,8 @@ class Endpoint:
         self._quiet = asyncio.Event()  # set when no client connection is open
         self._quiet.set()
         self._memo_forgotten_at = time.monotonic()
+        self._reads: defaultdict[Backend, int] = defaultdict(int)
+        self._reads_at = float("-inf")
         self._sweeper: asyncio.TimerHandle | None = None
         self._id_prefix = os.urandom(4).hex()
         self._id_number = 0
@@ -173,7 +179,7 @@ class Endpoint:
             if not connection.ended:
                 self._evict(connection, Eviction.DISCARDED)
             else:
-                connection.close()
+                self._evict(connection, Eviction.STALE)
             return
         if backend.draining or backend.removed:
             self._evict(connection, Eviction.DRAIN)
@@ -262,9 +268,15 @@ class Endpoint:
             self.probes.probe_now(backend)
 
     def reads_of(self, backend: Backend) -> int:
-        """Count the reads of response bytes from a backend so far; it grows while the backend delivers."""
-        running = (e.attempt.reads() for e in self.exchanges if e.attempt is not None and e.attempt.backend is backend)
-        return backend.reads + sum(running)
+        """Count the reads of response bytes from a backend so far, as of at most READS_AGE_S ago."""
+        now = self.loop.time()
+        if len(self.exchanges) < FEW_EXCHANGES or now - self._reads_at >= READS_AGE_S:
+            self._reads_at = now
+            self._reads = defaultdict(int)
+            for exchange in self.exchanges:
+                if exchange.attempt is not None:
+                    self._reads[exchange.attempt.backend] += exchange.attempt.reads()
+        return backend.reads + self._reads[backend]
 
     def health_changed(self, backend: Backend) -> None:
         """Log a new health verdict."""
@@ -281,7 +293,7 @@ class Endpoint:
         self.downstreams.add(downstream)
         self._quiet.clear()
         if self.draining:
-            downstream.close_idle()
+            downstream.drain()
         else:
             self._heads[downstream] = self.loop.time()
 
@@ -340,13 +352,16 @@ class Endpoint:
         now, loop_now = time.monotonic(), self.loop.time()
         for exchange in list(self.exchanges):
             if not exchange.ended:
-                exchange.check(now)
+                try:
+                    exchange.check(now)
+                except Exception as e:  # noqa: BLE001 - or no later limit of any request would be kept
+                    self.loop.call_exception_handler({"message": "Exception in a check of limits", "exception": e})
         for downstream in _expired(self._heads, loop_now - self.config.client_timeout_s):
             downstream.head_timed_out()
         for downstream in _expired(self._lingering, loop_now - LINGER_S):
-            downstream.transport.abort()
+            downstream.linger_timed_out()
         for downstream in _expired(self._closing, loop_now - self.config.client_timeout_s):
-            downstream.transport.abort()
+            downstream.give_up()
         for connection in self.pool.drop_expired(now):
             self._evict(connection, Eviction.IDLE_TIMEOUT)
         if now - self._memo_forgotten_at >= MAX_AGE_S - self.sweep_interval_s:
@@ -363,18 +378,24 @@ class Endpoint:
         self.draining = True
         self.log.event(Event.DRAINING, active=self.counters.active_requests)
         for downstream in list(self.downstreams):
-            downstream.close_idle()
+            downstream.drain()
 
     async def quiet(self) -> None:
         """Wait until no client connection is open."""
         await self._quiet.wait()
 
     def cut_all(self) -> None:
-        """Close every connection now; responses that are not complete break off visibly."""
+        """Close every connection now: what is not complete breaks off visibly, what has not begun becomes a 503."""
+        answered: set[Downstream] = set()
         for exchange in list(self.exchanges):
-            exchange.cut(None)
-        for downstream in list(self.downstreams):
-            downstream.transport.abort()
+            if exchange.begun:
+                exchange.cut(None)
+            else:  # the client hears that it may ask again, rather than nothing
+                exchange.reply(503, Rejection.DRAINING, MESSAGES[Rejection.DRAINING], close=True)
+                exchange.downstream.close_answered()
+                answered.add(exchange.downstream)
+        for downstream in self.downstreams - answered:
+            downstream.give_up()
         for backend in list(self.fleet):
             for connection in self.pool.drop_backend(backend):
                 self._evict(connection, Eviction.DRAIN)

@@ -31,17 +31,17 @@ class OwnAnswer:
     rejection: Rejection | None
 
 
-def own_answer(refused: Rejection | None, last: FailedAttempt | None, left_out: bool) -> OwnAnswer:
+def own_answer(refused: Rejection | None, last: FailedAttempt | None, left_out: Rejection | None) -> OwnAnswer:
     """Choose the proxy's own answer when no attempt gave a response (rules 2 and 6).
 
     `refused` is why the last choice found nobody (None: the limit of attempts was reached), `last` the last failure,
-    `left_out` whether an overloaded or full backend was never tried.
+    `left_out` why a backend was never tried that is overloaded or full.
     """
     busy = refused if refused in (Rejection.QUEUE_DEPTH, Rejection.CONNECTION_LIMIT) else None
     if last is None:
         if busy is not None:
             return OwnAnswer(429, busy)
         return OwnAnswer(503, refused or Rejection.NO_BACKEND)
-    if left_out:
-        return OwnAnswer(429, busy or Rejection.QUEUE_DEPTH)
+    if left_out is not None:
+        return OwnAnswer(429, busy or left_out)
     return OwnAnswer(504 if last.failure in TIMEOUTS else 502, None)

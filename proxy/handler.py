@@ -35,8 +35,8 @@ class Exchange:
 
     __slots__ = (
         *("_choices", "_closes", "_encode", "_kept", "_last_failure"),
-        *("attempt", "attempts", "begun", "body", "bytes_in", "bytes_out", "downstream", "ended", "endpoint", "head"),
-        *("left_out", "request_id", "started", "status", "tried"),
+        *("asked", "attempt", "attempts", "begun", "body", "bytes_in", "bytes_out", "downstream", "ended", "endpoint"),
+        *("head", "left_full", "left_out", "request_id", "started", "status", "tried"),
     )
 
     def __init__(self, downstream: Downstream, head: RequestHead, now: float) -> None:
@@ -49,8 +49,9 @@ class Exchange:
         self.attempt: Attempt | None = None
         self.attempts: list[Attempt] = []
         self.tried = 0
-        self.left_out = 0
+        self.left_out = self.left_full = 0
         self.begun = False
+        self.asked = False  # whether the client still reads, by an interim response
         self.ended = False
         self.status = LEFT_STATUS
         self.bytes_in = 0
@@ -80,6 +81,7 @@ class Exchange:
             self._note_choice(excluded)
         found = fleet.choose(now, self.tried)
         self.left_out |= fleet.left_out
+        self.left_full |= fleet.left_full
         if isinstance(found, Backend):
             if reason is not None:
                 self.endpoint.counters.retries[reason] += 1
@@ -155,9 +157,16 @@ class Exchange:
             self.begin(head, content, None)
             self.response_ended()
             return
-        own = own_answer(refused, self._last_failure, bool(self.left_out & ~self.tried))
+        own = own_answer(refused, self._last_failure, self._left_out())
         message = replies.MESSAGES[own.rejection] if own.rejection is not None else None
         self.reply(own.status, own.rejection, message or _no_response(own.status))
+
+    def _left_out(self) -> Rejection | None:
+        """Say why a backend was never tried although it was there; None when there is none."""
+        never = self.left_out & ~self.tried
+        if not never:
+            return None
+        return Rejection.QUEUE_DEPTH if never & ~self.left_full else Rejection.CONNECTION_LIMIT
 
     # ------------------------------------------------------------------ the answer
 
@@ -193,6 +202,7 @@ class Exchange:
         `whole` is head and body as the upstream sent them in one piece, used when nothing has to change.
         """
         self.begun = True
+        self._drop_body()
         self.status = status = head.status
         endpoint = self.endpoint
         if self._changes(head):
@@ -217,10 +227,18 @@ class Exchange:
         """Send a response that is here whole: its head is the first `end` bytes of `data`, its body has a length."""
         if head.verbatim and not self._changes(head):
             self.begun = True
+            self._drop_body()
             self.status = head.status
             self._write(data)
         else:
             self.begin(head, data[end:], None)
+
+    def _drop_body(self) -> None:
+        """Let go of a request body that no attempt will need again: answers can take hours."""
+        if self.attempt is None or self.attempt.all_sent:
+            if isinstance(self.body, RequestBody):
+                self.body.close()
+            self.body = None
 
     def _changes(self, head: ResponseHead) -> bool:
         """Tell whether the head has to be changed for this client."""

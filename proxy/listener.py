@@ -16,14 +16,22 @@ ACCEPTS = 16  # by asyncio's own loop in a row: without descriptors left it trie
 
 
 class Listener:
-    """A listening client port; `made` makes the protocol of one connection."""
+    """A listening client port; `made` makes the protocol of one connection.
+
+    No more than one client a turn is let in while `has_room` says False: those who are here need descriptors as well.
+    """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, sock: socket.socket, made: Callable[[], asyncio.Protocol]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        made: Callable[[], asyncio.Protocol],
+        has_room: Callable[[], bool] = lambda: True,
     ) -> None:
         self._loop = loop
         self._sock = sock
         self._made = made
+        self._has_room = has_room
         self._server: asyncio.Server | None = None
         self._adopting: set[asyncio.Task[None]] = set()
         self._looking = False
@@ -48,7 +56,7 @@ class Listener:
     def _accept_those_behind(self) -> None:
         self._looking = False
         for _ in range(BURST):
-            if self._server is None:
+            if self._server is None or not self._has_room():
                 return
             try:
                 accepted, _ = self._sock.accept()
@@ -64,3 +72,6 @@ class Listener:
             await self._loop.connect_accepted_socket(self._made, accepted)
         except OSError:  # the client has gone again
             accepted.close()
+        except BaseException:  # cancelled, or what the loop will report: nothing may stay open
+            accepted.close()
+            raise

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from proxy.connector import LOCAL_ERRNOS
 from proxy.endpoint import Endpoint
 from proxy.probe_client import BUFFER_BYTES, ProbeClient, ProbeFailed
 from proxy.sampler import QueueSampler
 from proxy.upstream import Backend
+
+MIN_INTERVAL_S = 0.1  # between two probes of a backend, whatever asks for them
 
 
 @dataclass(slots=True)
@@ -66,6 +69,7 @@ class Prober:
         try:
             while True:
                 wanted.clear()
+                began = endpoint.loop.time()
                 due = endpoint.loop.time() + config.health_interval_s
                 good = await self._probe(backend, client)
                 if good is not None and endpoint.fleet.record_probe(backend, good):
@@ -74,12 +78,17 @@ class Prober:
                     async with asyncio.timeout_at(due):
                         await wanted.wait()
                 except TimeoutError:
-                    pass
+                    continue
+                # A backend that refuses everybody is not probed once for each of them.
+                await asyncio.sleep(max(began + MIN_INTERVAL_S - endpoint.loop.time(), 0))
         finally:
             client.close()
 
     async def _probe(self, backend: Backend, client: ProbeClient) -> bool | None:
-        """Probe once; None when nothing follows from it: it only timed out, and response bytes flowed meanwhile."""
+        """Probe once; None when nothing follows from it.
+
+        It only timed out while response bytes flowed, or it failed for want of something in this process.
+        """
         config, endpoint = self._endpoint.config, self._endpoint
         before = endpoint.reads_of(backend)
         try:
@@ -87,5 +96,7 @@ class Prober:
                 return 200 <= await client.get(config.health_path) < 300
         except TimeoutError:
             return None if endpoint.reads_of(backend) != before else False
-        except (OSError, ProbeFailed):
+        except OSError as e:
+            return None if e.errno in LOCAL_ERRNOS else False  # this process's own trouble says nothing of a backend
+        except ProbeFailed:
             return False

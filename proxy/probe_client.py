@@ -84,7 +84,7 @@ class ProbeClient:
         self.start(path, sink, done)
         try:
             return await future
-        except BaseException:
+        except BaseException:  # cancelled as well: the connection would bring a late answer
             self.close()
             raise
 

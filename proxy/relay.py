@@ -22,8 +22,10 @@ from proxy.headers import Framing, HeadError, ResponseHead, retry_after_s
 from proxy.outcome import (
     CANCELLED,
     RETRYABLE_STATUSES,
+    Eviction,
     FailedAttempt,
     Failure,
+    Side,
     Timeout,
     Verdict,
     judge_failure,
@@ -108,6 +110,7 @@ class Attempt:
             return
         if result.ended or result.reads:  # before this callback ran
             self.backend.opened += 1
+            self.backend.evicted[Eviction.STALE if result.ended else Eviction.DISCARDED] += 1
             failure = Failure.PROTOCOL_ERROR if result.reads else Failure.CLOSED  # nobody had asked for anything
             result.close()
             self._fail(FailedAttempt(failure))
@@ -191,7 +194,7 @@ class Attempt:
         if endpoint.config.flush_head and not keep:
             self._commit()
         if self._body is None:
-            self._first = data if len(data) == end else None
+            self._first = data if head.verbatim and len(data) == end else None
             self._complete(extra=len(data) > end)
         elif len(data) > end:
             if head.verbatim:
@@ -205,6 +208,11 @@ class Attempt:
         exchange.begin_whole(head, data, end)
         self._settle(reusable=head.keep_alive and not self._unsent())
         exchange.response_ended()
+
+    @property
+    def all_sent(self) -> bool:
+        """True when the whole request was handed over to the connection."""
+        return self._sender is None
 
     def _unsent(self) -> bool:
         """Tell whether part of the request is not sent yet, so that its connection cannot be used again."""
@@ -351,8 +359,11 @@ class Attempt:
             self._reads_seen = connection.reads
             self._progress_at = now
         elif silence > config.read_timeout_s:
-            slow_client = self.exchange.downstream.paused
-            self._time_out(Timeout.CLIENT if slow_client else Timeout.READ, Failure.READ_TIMEOUT)
+            if self.exchange.downstream.paused:  # the client takes nothing: its backend is not to blame
+                self.exchange.endpoint.counters.timeouts[Timeout.CLIENT] += 1
+                self.exchange.cut(Side.CLIENT)
+            else:
+                self._time_out(Timeout.READ, Failure.READ_TIMEOUT)
 
     def _time_out(self, kind: Timeout, failure: Failure) -> None:
         self.exchange.endpoint.counters.timeouts[kind] += 1

@@ -17,7 +17,7 @@ from proxy.upstream import Backend
 if TYPE_CHECKING:
     from proxy.endpoint import Endpoint
 
-MAX_SAMPLE_S = 30.0  # a page that takes longer is given up
+MAX_SAMPLE_S = 5.0  # a page that takes longer is given up: its connection may be dead
 BATCH = 16  # backends that are asked at once; more of them take turns within the interval
 
 
@@ -88,11 +88,11 @@ class QueueSampler:
     def _tick(self) -> None:
         loop, sampled = self._endpoint.loop, self._sampled
         turns = -(-len(sampled) // BATCH)
+        self._due = max(self._due + self._endpoint.config.queue_interval_s / turns, loop.time())
+        self._timer = loop.call_at(self._due, self._tick)
         batch = -(-len(sampled) // turns)
         first = self._next if self._next < len(sampled) else 0
         now = time.monotonic()
         for one in sampled[first : first + batch]:
             one.sample(now)
         self._next = first + batch
-        self._due = max(self._due + self._endpoint.config.queue_interval_s / turns, loop.time())
-        self._timer = loop.call_at(self._due, self._tick)

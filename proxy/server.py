@@ -30,6 +30,7 @@ from proxy.probe import Prober
 from proxy.stats import final_stats, write_stats
 
 BACKLOG = 4096
+RESERVED_DESCRIPTORS = 32  # for the process itself, its probes and its side port
 CLOSING_S = 1.0  # for sockets to close and tasks to end, after everything was cut
 
 
@@ -149,7 +150,12 @@ async def _serve(config: Config, log: AccessLog, client_socket: socket.socket, s
     loop.add_signal_handler(signal.SIGQUIT, stop.quit)
     endpoint = Endpoint(config, log, loop)
     endpoint.probes = prober = Prober(endpoint)
-    listener = Listener(loop, client_socket, lambda: Downstream(endpoint))
+    most_clients = (
+        resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_DESCRIPTORS
+    ) // 2  # each may need a backend
+    listener = Listener(
+        loop, client_socket, lambda: Downstream(endpoint), lambda: len(endpoint.downstreams) < most_clients
+    )
     await listener.start(BACKLOG)
     side = await start_side_port(endpoint, side_socket)
     for backend in endpoint.fleet:
@@ -171,6 +177,7 @@ async def _serve(config: Config, log: AccessLog, client_socket: socket.socket, s
         await prober.close()
         side.close()
         await _settled(endpoint, side)
+        endpoint.departures.close()
         _write_stats(config, endpoint)
         log.event(Event.STOPPED, code=stop.code, requests=endpoint.counters.requests)
     return stop.code

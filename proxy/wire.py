@@ -1,4 +1,4 @@
-"""The only module that speaks to h11: it has every message head validated there, on a fresh connection each.
+"""Where the data path speaks to h11: every message head is validated there, on a fresh connection each.
 
 Owns what h11 0.16 leaves to its user (bare line feeds, folds, versions) and the translation of its errors. The bytes of
 bodies never come here: framing.py tracks them.
@@ -22,6 +22,11 @@ _INTERIM_HEADS = re.compile(
     rb"(?>(?!(?i:content-length|transfer-encoding):)[0-9A-Za-z\-]{1,64}: [!-~](?:[ -~]{0,512}[!-~])?\r\n){0,64}+\r\n)++"
 )
 _PREFIX = b"HTTP/1."
+
+
+def is_method(word: bytes) -> bool:
+    """Tell whether a word can be a method: a token (RFC 9110 section 9.1)."""
+    return _METHOD.fullmatch(word) is not None
 
 
 def has_bare_lf(data: bytes) -> bool:
@@ -52,7 +57,7 @@ def parse_request(raw: bytes) -> RequestHead:
     if line is None:
         raise HeadError(400, "bad request line")
     method, target, version = line.groups()
-    named = _METHOD.fullmatch(method) is not None
+    named = is_method(method)
     try:
         if not named:
             raise HeadError(400, "bad method")

@@ -35,7 +35,7 @@ class Departures:
     def __init__(self) -> None:
         self.watched: dict[object, Callable[[], None]] = {}
 
-    def watch(self, fd: int, owner: object, gone: Callable[[], None]) -> None:
+    def watch(self, fd: int, owner: object, gone: Callable[[], None], ended: Callable[[], None] | None = None) -> None:
         self.watched[owner] = gone
 
     def forget_owner(self, owner: object) -> None:

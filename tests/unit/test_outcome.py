@@ -69,14 +69,14 @@ def test_only_a_stale_connection_is_retried_on_the_same_backend(failure: Failure
 
 @pytest.mark.parametrize("refused", [None, *Rejection])
 @pytest.mark.parametrize("failure", [None, *Failure])
-@pytest.mark.parametrize("left_out", [False, True])
-def test_the_proxys_own_answer(refused: Rejection | None, failure: Failure | None, left_out: bool) -> None:
+@pytest.mark.parametrize("left_out", [None, Rejection.QUEUE_DEPTH, Rejection.CONNECTION_LIMIT])
+def test_the_proxys_own_answer(refused: Rejection | None, failure: Failure | None, left_out: Rejection | None) -> None:
     busy = refused if refused in (Rejection.QUEUE_DEPTH, Rejection.CONNECTION_LIMIT) else None
     last = None if failure is None else FailedAttempt(failure)
     answer = own_answer(refused, last, left_out)
     if failure is None:  # nobody was asked
         assert answer == (OwnAnswer(429, busy) if busy else OwnAnswer(503, refused or Rejection.NO_BACKEND))
     elif left_out:
-        assert answer == OwnAnswer(429, busy or Rejection.QUEUE_DEPTH)
+        assert answer == OwnAnswer(429, busy or left_out)
     else:
         assert answer == OwnAnswer(504 if failure in TIMEOUTS else 502, None)
