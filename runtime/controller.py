@@ -191,6 +191,10 @@ class Controller:
         attempt = self._attempt
         inspection = await (self._inspecting or self._inspect_briefly())
         verdict = judge(Facts(cause, attempt.journal.readiness.health_failure, inspection.problems))
+        closed = attempt.journal.closed_elsewhere()
+        if closed is not None and closed.classification is not None:
+            attempt.journal.event("closed_elsewhere", classification=closed.classification, own=verdict.classification)
+            return Verdict(closed.classification, f"closed from outside: {closed.reason}", verdict.exit_code or 1)
         if attempt.steps:
             self._write_report(verdict, inspection)
         if verdict.classification is Classification.SUCCEEDED:

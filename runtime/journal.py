@@ -20,6 +20,8 @@ from runtime.state import (
     JobRef,
     ReadinessRecord,
     ReadinessState,
+    StateError,
+    read_attempt,
     write_json,
 )
 
@@ -68,6 +70,17 @@ class Journal:
         stopped = self.readiness.stop()
         if stopped is not self.readiness:
             self._save_readiness(stopped)
+
+    def closed_elsewhere(self) -> AttemptRecord | None:
+        """Read how somebody closed this attempt who took its controller for gone; None when nobody did.
+
+        Slurm gives a node up that it cannot reach, although what runs there lives on.
+        """
+        try:
+            record = read_attempt(self.directory.path)
+        except StateError:
+            return None
+        return record if record is not None and record.state.terminal else None
 
     def end(self, classification: Classification, reason: str | None) -> None:
         """Record how the attempt ended."""

@@ -178,6 +178,20 @@ def test_a_fault_of_the_controller_itself_takes_the_steps_down_in_order(start_lo
     assert run.attempt.events("signal_sent", step="llama-endpoint", signal="TERM")
 
 
+def test_an_attempt_that_was_closed_from_outside_stays_as_it_was_closed(start_local: StartLocal) -> None:
+    closing = (
+        "import json, os, sys\nos.chdir(sys.argv[1])\nopen('out.jsonl', 'w').write('{}')\n"
+        "closed = {'state': 'failed', 'classification': 'node_lost', 'reason': 'gone'}\n"
+        "record = json.load(open('attempt.json')) | closed\njson.dump(record, open('new', 'w'))\nos.replace('new', 'attempt.json')"
+    )
+    run = start_local(Scenario(client=[sys.executable, "-c", closing, "{attempt_dir}"], records=1))
+    assert run.wait() == 1
+    record = run.attempt.read("attempt.json")
+    assert (record["state"], record["classification"], record["reason"]) == ("failed", "node_lost", "gone")
+    assert not (run.attempt.path / "winner.json").exists()
+    assert run.attempt.events("closed_elsewhere")
+
+
 def test_a_winner_that_cannot_be_published_is_no_success(start_local: StartLocal) -> None:
     writing = "import sys\nfor name in ('winner.json', 'out.jsonl'): open(sys.argv[1] + '/' + name, 'w').write('mine')"
     run = start_local(Scenario(client=[sys.executable, "-c", writing, "{attempt_dir}"], records=1))
