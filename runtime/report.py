@@ -110,10 +110,14 @@ def summary(report: Report, run: str, attempt: int) -> list[str]:
 def _endpoint_line(endpoint: EndpointReport) -> str:
     if endpoint.requests is None:
         return f"{endpoint.name}: left no final counts"
-    failed = sum(count for code, count in (endpoint.responses or {}).items() if not code.startswith("2"))
+    responses = endpoint.responses or {}
+    left = responses.get("499", 0)  # a client that is told to stop leaves open requests: no fault of the endpoint
+    failed = sum(count for code, count in responses.items() if not code.startswith("2")) - left
     retries = sum((endpoint.retries or {}).values())
     text = f"{endpoint.name}: {endpoint.requests} requests, {failed} failed, {retries} retries"
     text += f", {endpoint.failovers} failovers"
+    if left:
+        text += f", {left} given up by the client"
     if endpoint.incomplete:
         text += f", {endpoint.incomplete} incomplete"
     if endpoint.cpu_s is not None and endpoint.peak_rss_bytes is not None:

@@ -182,7 +182,8 @@ def test_an_attempt_that_was_closed_from_outside_stays_as_it_was_closed(start_lo
     closing = (
         "import json, os, sys\nos.chdir(sys.argv[1])\nopen('out.jsonl', 'w').write('{}')\n"
         "closed = {'state': 'failed', 'classification': 'node_lost', 'reason': 'gone'}\n"
-        "record = json.load(open('attempt.json')) | closed\njson.dump(record, open('new', 'w'))\nos.replace('new', 'attempt.json')"
+        "record = json.load(open('attempt.json')) | closed\n"
+        "json.dump(record, open('new', 'w'))\nos.replace('new', 'attempt.json')"
     )
     run = start_local(Scenario(client=[sys.executable, "-c", closing, "{attempt_dir}"], records=1))
     assert run.wait() == 1

@@ -106,6 +106,13 @@ def test_the_summary_is_for_people() -> None:
     ]
 
 
+def test_the_summary_tells_requests_that_the_client_gave_up_from_failed_ones() -> None:
+    endpoint = EndpointReport("llama", 10, 10, 0, {}, {"200": 7, "499": 2, "503": 1}, {}, 0)
+    report = Report(Classification.CANCELLED, "cancelled by SIGTERM", 1, (), 0, (endpoint,))
+    told = "llama: 10 requests, 1 failed, 0 retries, 0 failovers, 2 given up by the client"
+    assert summary(report, "gen-1", 1)[-1] == f"  endpoint   {told}"
+
+
 def test_the_summary_of_a_failed_start_counts_nothing() -> None:
     output = OutputReport("out", 0, 5, None, 0)
     report = Report(Classification.STARTUP_FAILED, "no room", 2, (output,), 0, (EndpointReport("llama"),))
