@@ -23,7 +23,7 @@ def test_the_harness_is_run_where_it_is_there(tmp_path: Path, capsys: pytest.Cap
     assert "left out" in capsys.readouterr().out
     (tmp_path / "harness.py").touch()
     [found] = [check for check in checks(tmp_path, 4) if check.name == "conformance"]
-    assert found.argv[1:4] == (str(tmp_path / "harness.py"), "--jobs", "4")
+    assert found.argv[2:5] == (str(tmp_path / "harness.py"), "--jobs", "4")
     assert found.argv[-1].endswith("dd-proxy")
 
 
