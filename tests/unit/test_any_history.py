@@ -206,6 +206,8 @@ class Walk:
             mine = [e.attempt for e in endpoint.exchanges if e.attempt is not None and e.attempt.backend is backend]
             assert backend.active == len(mine) <= limit
             assert not backend.breaker.probing or any(a.probe for a in mine)
+            in_use = sum(a.connection is not None for a in mine)
+            assert backend.opened == in_use + len(backend.idle) + sum(backend.evicted.values()), backend
         idle = sum(len(b.idle) for b in endpoint.fleet)
         assert idle == len(endpoint.pool) <= endpoint.config.max_idle
 
