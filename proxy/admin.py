@@ -151,8 +151,7 @@ class Admin:
     def _remove(self, backend: Backend, query: Query) -> Reply:
         timeout_s = _seconds(query, "timeout", self._endpoint.config.drain_timeout_s)
         self._endpoint.remove_backend(backend, timeout_s)
-        reply = backend_entry(backend, time.monotonic())
-        return json_reply(202, reply | {"state": "draining"})
+        return self._entry(202, backend)
 
     # ------------------------------------------------------------------ reading
 

@@ -88,7 +88,7 @@ def explain(event: Event, choices: Sequence[Choice | None] | None, backends: Seq
         f"Request {event.get('request_id')}: {what}",
         f"Ended {event.get('ts')} with status {event.get('final_status')} after {duration(event.get('total_s'))}, "
         f"{'complete' if event.get('complete') else 'not complete'}; "
-        f"{event.get('bytes_in')} bytes of body came in, {event.get('bytes_out')} went out.",
+        f"{event.get('bytes_in')} bytes came in and {event.get('bytes_out')} went out, heads included.",
         f"Backends now: {_some(backends) or 'none'}",
     ]
     rounds = max(len(attempts), len(choices or ()))

@@ -20,6 +20,7 @@ from proxy.side_api import Endpoint, Reply, Request, error_reply
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_HEAD_BYTES = 16 * 1024
+TOO_LONG = f"the head of a request to the side port may hold {MAX_HEAD_BYTES} bytes"
 MAX_CONNECTIONS = 256
 IDLE_S = 60.0  # for a whole request to arrive, and for its answer to be read
 LINGER_S = 2.0  # how long a client that is refused early may go on sending
@@ -139,7 +140,7 @@ class _Connection(asyncio.Protocol):
             try:
                 event = self._h11.next_event()
             except h11.RemoteProtocolError as error:
-                self._refuse(error.error_status_hint, f"the request is not proper HTTP/1.1: {error}")
+                self._refuse_unreadable(error.error_status_hint)
                 return
             if event is h11.NEED_DATA or event is h11.PAUSED:
                 if event is h11.NEED_DATA and self._h11.they_are_waiting_for_100_continue:
@@ -161,7 +162,7 @@ class _Connection(asyncio.Protocol):
         self._body.clear()
         fields = dict(head.headers)
         if len(head.target) + sum(len(name) + len(value) for name, value in head.headers) > MAX_HEAD_BYTES:
-            self._refuse(431, f"the head of a request to the side port may hold {MAX_HEAD_BYTES} bytes")
+            self._refuse(431, TOO_LONG)
         elif b"content-length" in fields and b"transfer-encoding" in fields:
             self._refuse(400, "the request has both Content-Length and Transfer-Encoding")
         elif int(fields.get(b"content-length", b"0")) > MAX_BODY_BYTES:
@@ -234,6 +235,13 @@ class _Connection(asyncio.Protocol):
         self._send(error_reply(status, message), bodyless=head is not None and head.method == b"HEAD")
         self._transport.write_eof()
         self._limit(LINGER_S)
+
+    def _refuse_unreadable(self, status: int) -> None:
+        """Say only so much: what h11 says repeats the request, which may hold a secret."""
+        if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            self._refuse(status, TOO_LONG)
+        else:
+            self._refuse(status, "the request is not proper HTTP/1.1")
 
     def _refuse_body(self) -> None:
         self._refuse(413, f"the body of a request to the side port may hold {MAX_BODY_BYTES} bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ from tests.integration.support import (
     contacts,
     label,
     one_by_one,
+    request_events,
     statuses,
     stream_tokens,
     wait_healthy,
@@ -144,3 +146,34 @@ async def test_sigterm_lets_active_streams_finish_and_leaves_final_counts(
     final = json.loads(stats.read_text())
     assert (final["requests"], final["responses"]) == (1, {"200": 1})
     assert not final["incomplete"]
+
+
+async def test_sigquit_ends_at_once_and_leaves_final_counts(
+    start_proxy: StartProxy, replicas: list[Fake], tmp_path: Path
+) -> None:
+    stats = tmp_path / "stats.json"
+    proxy = start_proxy(replicas, "--stats-file", str(stats), "--drain-timeout", "600")
+    assert statuses(await one_by_one(proxy, 3)) == {200: 3}
+    async with client(proxy) as http:
+        async with http.stream("POST", CHAT, json={**BODY, "stream": True, "max_tokens": 100_000}) as answer:
+            await anext(answer.aiter_text())
+            proxy.process.send_signal(signal.SIGQUIT)
+            assert await asyncio.to_thread(proxy.wait) == 131
+    final = json.loads(stats.read_text())
+    assert (final["requests"], final["responses"]) == (4, {"200": 4})
+
+
+async def test_a_client_that_waits_when_the_drain_ends_hears_503(
+    start_proxy: StartProxy, start_replicas: StartReplicas
+) -> None:
+    [replica] = start_replicas(1)
+    replica.fault("hang")
+    proxy = start_proxy([replica], "--drain-timeout", "0.5")
+    async with client(proxy) as http:
+        waiting = asyncio.create_task(chat(http))
+        await asyncio.to_thread(wait_until, lambda: contacts([replica]) == [1], what="the request at the replica")
+        proxy.process.terminate()
+        answer = await waiting
+    assert (answer.status_code, answer.headers["connection"]) == (503, "close")
+    assert proxy.wait() == 0
+    assert [event["final_status"] for event in request_events(proxy, 1)] == [503]

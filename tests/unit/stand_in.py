@@ -65,6 +65,7 @@ class StandIn:
         self.fleet.set_draining(backend, False)
 
     def remove_backend(self, backend: Backend, timeout_s: float) -> None:
+        self.fleet.set_draining(backend, True)
         self.removed.append((backend.id, timeout_s))
         self.fleet.remove(backend)
 

@@ -178,3 +178,20 @@ def test_a_connection_whose_peer_speaks_unasked_is_in_the_books() -> None:
         r.accept(early=b"HTTP/1.1 200 OK\r\n")
         [backend] = r.backends
         assert backend.opened == sum(backend.evicted.values()) == 1
+
+
+# -------------------------------------------------------------------------------------------- backends that come back
+
+
+def test_a_backend_that_is_added_again_while_it_is_being_removed_stays() -> None:
+    with rig(1) as r:
+        client = ask(r)
+        replica = r.accept()
+        [backend] = r.backends
+        r.endpoint.remove_backend(backend, 5.0)
+        assert r.endpoint.add_backend(backend.url, False) == (backend, False)
+        r.loop.advance(10.0)
+        assert r.backends == [backend]
+        assert (backend.draining, backend.required) == (False, False)
+        replica.send(response())
+        assert complete_responses(client.received(), ended=False) == [(200, b"ok")]

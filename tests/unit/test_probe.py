@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
+from proxy import sampler
 from proxy.config import parse_options
 from proxy.endpoint import Endpoint
-from proxy.probe import Prober
+from proxy.probe import MIN_INTERVAL_S, Prober
+from proxy.probe_client import ProbeClient
 from proxy.upstream import Backend
 from tests.unit.kit import Log, ask, rig
 from tests.unit.sockets import OK, Behave, Server, hang, on_both_loops, then_close
@@ -89,6 +94,38 @@ async def test_a_probe_is_made_at_once_when_it_is_asked_for() -> None:
 
 
 @on_both_loops
+async def test_a_backend_that_refuses_everybody_is_not_probed_once_for_each() -> None:
+    replica = Replica(health=BAD)
+    async with watching(replica, health_interval=3600) as (endpoint, backend, _):
+        loop = asyncio.get_running_loop()
+        await until(lambda: backend.health.healthy is False)
+        began = loop.time()
+        while loop.time() < began + 4 * MIN_INTERVAL_S:
+            endpoint.probe_now(backend)
+            await asyncio.sleep(0.002)
+        assert 1 < replica.count(b"/health") <= 2 + (loop.time() - began) / MIN_INTERVAL_S
+
+
+@pytest.mark.parametrize("missing", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL])
+@on_both_loops
+async def test_what_this_process_lacks_says_nothing_of_a_backend(monkeypatch: pytest.MonkeyPatch, missing: int) -> None:
+    asked: list[int] = []
+
+    async def fail(client: ProbeClient, path: str) -> int:
+        asked.append(missing)
+        raise OSError(missing, "said by the test")
+
+    async with watching(Replica()) as (_, backend, log):
+        await until(lambda: backend.health.healthy is True)
+        monkeypatch.setattr(ProbeClient, "get", fail)
+        await until(lambda: len(asked) > 3)
+        assert backend.health.healthy is True
+        missing = errno.ECONNREFUSED
+        await until(lambda: backend.health.healthy is False)
+        assert [name for name, _ in log.events] == ["backend_healthy", "backend_unhealthy"]
+
+
+@on_both_loops
 async def test_the_depth_is_sampled_over_one_connection() -> None:
     replica = Replica(metrics=page(7))
     async with watching(replica) as (_, backend, _):
@@ -123,6 +160,20 @@ async def test_samples_of_one_backend_never_overlap() -> None:
         await until(lambda: replica.count(b"/health") > 5)
         assert replica.count(b"/metrics") == 1
         assert backend.queue_depth is None
+
+
+@on_both_loops
+async def test_a_sample_that_hangs_is_given_up_and_the_next_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "MAX_SAMPLE_S", 0.1)
+    replica = Replica(metrics=page(7))
+    async with watching(replica) as (_, backend, _):
+        await until(lambda: backend.queue_depth == 7)
+        replica.answers[b"/metrics"] = hang
+        seen = replica.count(b"/metrics")
+        await until(lambda: replica.count(b"/metrics") > seen + 1)
+        assert backend.queue_depth == 7
+        replica.answers[b"/metrics"] = page(131)
+        await until(lambda: backend.queue_depth == 131)
 
 
 @on_both_loops

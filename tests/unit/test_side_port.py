@@ -299,3 +299,19 @@ def test_it_serves_on_uvloop_as_on_asyncio() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(story())
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST /backends?token=topsecret HTTP/9\r\n\r\n", 400),
+        (b"topsecret\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA topsecret: y\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: topsecret\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: " + b"topsecret" * 9000, 431),
+    ],
+)
+async def test_an_unreadable_request_is_not_repeated_in_its_answer(served: Served, sent: bytes, status: int) -> None:
+    answer = await (await served.connect()).ask(sent)
+    assert answer.status == status
+    assert b"topsecret" not in answer.body
