@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.handler import Exchange
 from tests.unit.kit import Rig, ask, attempts, chunked, complete_responses, final, request, response, rig
 
 LIMITS: dict[str, object] = {"connect_timeout": 2, "response_timeout": 10, "read_timeout": 20, "write_timeout": 5}
@@ -165,3 +166,22 @@ def test_a_client_that_does_not_take_its_last_bytes_is_closed_in_the_end() -> No
         assert not client.transport.lost
         r.loop.advance(2.0)
         assert client.transport.lost
+
+
+def test_a_fault_in_one_check_of_limits_leaves_those_of_the_others_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rig(3, **LIMITS, max_attempts=1) as r:
+        clients = [ask(r) for _ in range(3)]
+        replicas = [r.accept() for _ in range(3)]
+        broken = clients[0].downstream.exchange
+        check = Exchange.check
+
+        def check_all_but_one(exchange: Exchange, now: float) -> None:
+            if exchange is broken:
+                raise RuntimeError("said by the test")
+            check(exchange, now)
+
+        monkeypatch.setattr(Exchange, "check", check_all_but_one)
+        r.loop.advance(12.0)
+        assert sorted(replica.is_gone() for replica in replicas) == [False, True, True]
+        assert {str(e["exception"]) for e in r.loop.errors} == {"said by the test"}
+        r.loop.errors.clear()
