@@ -14,9 +14,10 @@ from proxy import wire
 from proxy.connector import Connector
 from proxy.framing import ChunkScanner, FramingError
 from proxy.head_memo import LineKinds, read_response
-from proxy.headers import Framing, HeadError
+from proxy.headers import Framing, HeadError, ResponseHead
 from proxy.upstream import Backend
 
+PLAIN_HEAD_BYTES = 1024
 MAX_HEAD_BYTES = 64 * 1024
 MAX_RESPONSE_BYTES = 4 * 2**20  # of one response, interim ones included: a page that never ends holds up the traffic
 BUFFER_BYTES = 256 * 1024
@@ -44,6 +45,8 @@ class ProbeClient:
         self._sink: BodySink | None = None
         self._done: Done | None = None
         self._again = False  # a kept connection is in use: when it proves dead, another one is made
+        self._last_raw = b""
+        self._last_head: ResponseHead | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -172,11 +175,23 @@ class ProbeClient:
 
     def _take(self, data: memoryview) -> None:
         if not self._status:
-            rest = self._take_heads(self._head + bytes(data))
+            rest = self._take_plain_head(data)
+            if rest is None:
+                rest = self._take_heads(self._head + bytes(data))
             if rest is None:
                 return
             data = rest
         self._take_body(data)
+
+    def _take_plain_head(self, data: memoryview) -> memoryview | None:
+        """Take a final head that came in one piece, without copying the page behind it; None: look more closely."""
+        if self._head:
+            return None
+        first = bytes(data[:PLAIN_HEAD_BYTES])
+        end = first.find(b"\r\n\r\n") + 4
+        if end < 4 or not self._take_head(first[:end]):
+            return None
+        return data[end:]
 
     def _take_heads(self, whole: bytes) -> memoryview | None:
         """Take interim heads and the final one; gives what follows it, None while it is not complete."""
@@ -194,7 +209,11 @@ class ProbeClient:
 
     def _take_head(self, raw: bytes) -> bool:
         """Take one head; False when it is an interim one."""
-        head = read_response(raw, _line_kinds) or wire.parse_response(raw)
+        if raw == self._last_raw:
+            head = self._last_head
+        else:
+            head = read_response(raw, _line_kinds) or wire.parse_response(raw)
+            self._last_raw, self._last_head = raw, head
         if head is None:
             return False
         self._status = head.status

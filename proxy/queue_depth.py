@@ -11,6 +11,7 @@ import math
 ENGINE_SERIES = {"vllm": b"num_requests_waiting", "sglang": b"num_queue_reqs"}
 MAX_LINE_BYTES = 64 * 1024
 WINDOW_BYTES = 32 * 1024  # copied out of the shared buffer at a time, until the series were found
+FAMILY_BYTES = 2048  # of one name, as a rule
 SLACK_BYTES = 16 * 1024  # pages grow by a few digits between two samples, so a series stays near its last place
 
 
@@ -24,7 +25,7 @@ class DepthReader:
 
     __slots__ = (
         *("_aligned", "_all_names", "_bad", "_cut", "_done", "_first_line_at", "_found_at", "_from", "_name"),
-        *("_offset", "_total"),
+        *("_guess", "_offset", "_total"),
     )
 
     def __init__(self, engine: str) -> None:
@@ -39,6 +40,7 @@ class DepthReader:
         if self._found_at < 0:
             self._name = None
         self._from = max(self._found_at - SLACK_BYTES, 0)
+        self._guess = self._found_at  # nearly always the series stand where they stood, to the byte
         self._aligned = self._from == 0  # whether the search stands at the start of a line
         self._first_line_at = -1  # place of the first line that was looked at, if others stand before it
         self._found_at = -1
@@ -50,10 +52,24 @@ class DepthReader:
     def feed(self, piece: memoryview) -> None:
         """Take the next piece of the page; it is not kept."""
         at = max(self._from - self._offset, 0)
+        guess = self._guess - self._offset
+        if 0 < guess < len(piece) and self._cut == b"" and self._found_at < 0 and self._stand_at(piece, guess):
+            self._aligned = True
+            self._search(bytes(piece[guess : guess + FAMILY_BYTES]), self._offset + guess)
+            at = guess + FAMILY_BYTES
         while not self._done and at < len(piece):
             self._search(bytes(piece[at : at + WINDOW_BYTES]), self._offset + at)
             at += WINDOW_BYTES
         self._offset += len(piece)
+
+    def _stand_at(self, piece: memoryview, at: int) -> bool:
+        """Tell whether the series begin at this index: with a line, and behind one of something else."""
+        name = self._name
+        if name is None or piece[at - 1] != 0x0A or piece[at : at + len(name)] != name:
+            return False
+        before = bytes(piece[max(at - FAMILY_BYTES, 0) : at - 1])
+        line = before.rfind(b"\n") + 1
+        return line > 0 and not before.startswith(name, line)
 
     def finish(self) -> float | None:
         """End the page: the depth, or None when it has no readable series."""

@@ -172,3 +172,17 @@ def test_an_overlong_line_costs_bounded_memory_and_nothing_else() -> None:
 )
 def test_a_value_is_a_finite_number_of_at_least_nought(rest: bytes, value: float | None) -> None:
     assert series_value(rest) == value
+
+
+def test_series_are_found_where_they_stood_and_anywhere_else_they_moved_to() -> None:
+    filler = b'vllm:other_total{engine="0"} 1.0\n'
+    series = b'vllm:num_requests_waiting{engine="0"} 3.0\nvllm:num_requests_waiting{engine="1"} 4.0\n'
+    near = b"vllm:num_requests_waiting_by_reason 9.0\n"
+    reader = DepthReader("auto")
+    for before, after in ((900, 900), (900, 900), (901, 900), (899, 5), (899, 900), (0, 900), (0, 0), (900, 0)):
+        page = filler * before + near + series + near + filler * after
+        for cut in (1, len(filler) * before + 7, len(page) // 2):
+            depth = read(reader, page, [cut])
+            if depth is None:  # it moved far: this page is passed over, the next one is not
+                depth = read(reader, page, [cut])
+            assert depth == 7.0, f"{before} lines before, {after} behind, cut at {cut}"
