@@ -14,7 +14,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-
 TRIES_ALONE = 3
 
 

@@ -44,7 +44,7 @@ def test_a_case_fails_when_it_fails_beside_others_and_every_time_alone(
     argv = [sys.executable, str(TOOL), str(tmp_path / "harness.py"), "--proxy", "none"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stdout + done.stderr
-    assert [line for line in done.stdout.splitlines() if line in said] == said
+    assert list(dict.fromkeys(line for line in done.stdout.splitlines() if line in said)) == said
 
 
 def test_a_harness_without_results_is_a_failure(tmp_path: Path) -> None:
