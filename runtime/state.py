@@ -308,7 +308,7 @@ def write_json(path: Path, value: Any, *, once: bool = False) -> None:
             os.unlink(temporary)
         else:
             os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # interrupted as well: no half-written file stays beside the record
         os.unlink(temporary)
         raise
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

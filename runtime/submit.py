@@ -69,7 +69,7 @@ def submit(plan: Plan) -> Submitted:
         write_json(attempt.attempt_json, record)
         if not _held_by_plan(plan):
             slurm.release_job(job_id)
-    except BaseException as error:
+    except BaseException as error:  # interrupted as well: a held job nobody releases would wait for ever
         if job_id is not None:
             _give_up(job_id)
         write_json(attempt.readiness_json, readiness.stop())
