@@ -11,10 +11,11 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 from proxy.config import Config
-from proxy.framing import MORE, FramingError
+from proxy.framing import MORE, SIZE_LINES, WHOLE_CHUNK_BYTES, FramingError, Scanner
+from proxy.socket_writer import SocketWriter
 from proxy.upstream import Backend
 
 LOCAL_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -36,25 +37,27 @@ class Lessee(Protocol):
         """Stop or go on writing."""
 
 
-class UpstreamConnection(asyncio.Protocol):
+class UpstreamConnection(SocketWriter):
     """One connection to a backend; idle while it has no `lessee`.
 
-    `reads` counts reads of response bytes over its whole life, so that progress can be seen without a clock, `spliced`
-    the bytes that went straight from the backend to the client during the present lease.
+    `reads` counts reads of response bytes over its whole life, but for whole chunks that were spliced; `spliced` counts
+    the bytes that went straight from the backend to the client during the present lease. One of the two grows with each
+    read, so that progress can be seen without a clock.
     `on_idle_event(connection)` is called when an idle connection becomes readable or ends: it is of no use any more.
     """
 
     __slots__ = (
-        *("_feed", "_on_idle_event", "_reading_paused", "_sink"),
-        *("backend", "ended", "lessee", "paused", "reads", "spliced", "transport"),
+        *("_at_chunk", "_on_idle_event", "_reading_paused", "_scanner", "_sink"),
+        *("backend", "ended", "lessee", "paused", "reads", "spliced"),
     )
 
     def __init__(self, backend: Backend, on_idle_event: Callable[[UpstreamConnection], None]) -> None:
         self.backend = backend
         self._on_idle_event = on_idle_event
         self.lessee: Lessee | None = None
-        self._feed: Callable[[bytes], int] | None = None
-        self._sink: Callable[[bytes], None] | None = None
+        self._scanner: Scanner | None = None
+        self._sink: SocketWriter | None = None
+        self._at_chunk = False
         self.reads = 0
         self.spliced = 0
         self.ended = False
@@ -67,42 +70,57 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        self.transport = cast(asyncio.Transport, transport)
+        super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
+        n = len(data)
+        if self._at_chunk and n < WHOLE_CHUNK_BYTES and data.startswith(SIZE_LINES[n]) and data.endswith(b"\r\n"):
+            self.spliced += n
+            self._sink.send(data)  # type: ignore[union-attr]  # set together with `_at_chunk`
+            return
         self.reads += 1
-        feed = self._feed
-        if feed is not None:
-            try:
-                end = feed(data)
-            except FramingError as e:
-                self.lessee.upstream_spliced(data, e)  # type: ignore[union-attr]  # a splice has a lessee
-                return
-            if end == MORE:
-                self.spliced += len(data)
-                self._sink(data)  # type: ignore[misc]  # set together with `feed`
-            else:
-                self.lessee.upstream_spliced(data, end)  # type: ignore[union-attr]
+        if self._scanner is not None:
+            self._pass_on(data, self._scanner)
         elif self.lessee is not None:
             self.lessee.upstream_data(data)
         else:
             self._on_idle_event(self)
 
-    def splice(self, feed: Callable[[bytes], int], sink: Callable[[bytes], None]) -> None:
-        """From now on give each piece for which the scanner's `feed` says MORE to `sink`, without asking the lessee.
+    def _pass_on(self, data: bytes, scanner: Scanner) -> None:
+        """Give a piece of a splice to the sink, or to the lessee where it has to look at it."""
+        assert self.lessee is not None
+        assert self._sink is not None
+        try:
+            end = scanner.feed(data)
+        except FramingError as e:
+            self.lessee.upstream_spliced(data, e)
+            return
+        if end == MORE:
+            self._at_chunk = scanner.at_chunk
+            self.spliced += len(data)
+            self._sink.send(data)
+        else:
+            self._at_chunk = False
+            self.lessee.upstream_spliced(data, end)
 
-        This is all that happens to nearly every event of a stream, so it touches as few objects as can be.
+    def splice(self, scanner: Scanner, sink: SocketWriter) -> None:
+        """From now on give each piece for which the scanner says MORE to `sink`, without asking the lessee.
+
+        The scanner is not even asked about a piece that is one whole chunk, as nearly every event of a stream is: that
+        touches as few objects, and as little code, as can be.
         """
-        self._feed = feed
+        self._scanner = scanner
         self._sink = sink
+        self._at_chunk = scanner.at_chunk
 
     def release(self) -> None:
         """End the lease: bytes that come now are nobody's."""
-        self.lessee = self._feed = self._sink = None
+        self.lessee = self._scanner = self._sink = None
+        self._at_chunk = False
         self.spliced = 0
 
     def eof_received(self) -> bool | None:
@@ -112,6 +130,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio.Protocol."""
+        super().connection_lost(exc)
         self._end(exc)
 
     def _end(self, error: BaseException | None) -> None:

@@ -11,7 +11,7 @@ import socket
 import struct
 from enum import Enum
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from proxy import replies, wire
 from proxy.body import RequestBody, SpoolError
@@ -19,6 +19,7 @@ from proxy.framing import FramingError
 from proxy.handler import Exchange
 from proxy.headers import HeadError, RequestHead, logged_path
 from proxy.outcome import Rejection, Timeout
+from proxy.socket_writer import SocketWriter
 from proxy.upload import Upload
 
 if TYPE_CHECKING:
@@ -41,12 +42,12 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
-class Downstream(asyncio.Protocol):
+class Downstream(SocketWriter):
     """One client connection; `paused`: the client takes no more bytes for now."""
 
     __slots__ = (
         *("_buffer", "_eof", "_phase", "_reading_stopped", "_upload"),
-        *("endpoint", "exchange", "paused", "transport"),
+        *("endpoint", "exchange", "paused"),
     )
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -71,7 +72,7 @@ class Downstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        self.transport = cast(asyncio.Transport, transport)
+        super().connection_made(transport)
         self.endpoint.downstream_made(self)
 
     def data_received(self, data: bytes) -> None:
@@ -102,6 +103,7 @@ class Downstream(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio.Protocol."""
+        super().connection_lost(exc)
         self._phase = Phase.CLOSED
         self.endpoint.downstream_lost(self)
         if self._upload is not None:
@@ -143,7 +145,7 @@ class Downstream(asyncio.Protocol):
         exchange = self.exchange
         if exchange is not None and not exchange.begun and not exchange.head.http10 and not exchange.asked:
             exchange.asked = True
-            self.transport.write(replies.CONTINUE)
+            self.send(replies.CONTINUE)
 
     # ------------------------------------------------------------------ heads
 
@@ -193,7 +195,7 @@ class Downstream(asyncio.Protocol):
         """Answer a head that no exchange can be made of, and read no further request."""
         rejection = _REJECTION_OF_STATUS.get(error.status, Rejection.BAD_REQUEST)
         answer = replies.error(error.status, str(error), close=True)
-        self.transport.write(answer)
+        self.send(answer)
         self.endpoint.refused_head(error, rejection, len(data), len(answer))
         self._linger()
 
@@ -203,9 +205,7 @@ class Downstream(asyncio.Protocol):
         has_body = head.chunked or bool(head.length)  # of no use here: it is thrown away
         close = draining or has_body or not head.keep_alive
         ok = ready.ok and not draining
-        self.transport.write(
-            replies.health(ok, ready.ready, ready.backends, close=close, bodyless=head.bodyless_response)
-        )
+        self.send(replies.health(ok, ready.ready, ready.backends, close=close, bodyless=head.bodyless_response))
         self._buffer = rest
         self.exchange_done(keep_alive=not close, linger=has_body)
 
@@ -241,7 +241,7 @@ class Downstream(asyncio.Protocol):
             self._refuse(503 if rejection is Rejection.NO_BACKEND else 429, rejection)
             return
         if head.expects_continue and not rest:
-            self.transport.write(replies.CONTINUE)
+            self.send(replies.CONTINUE)
         body = RequestBody(endpoint.config.body_memory_bytes, endpoint.config.spool_dir)
         self._upload = Upload(body, None if head.chunked else head.length, now)
         self._phase = Phase.BODY

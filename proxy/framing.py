@@ -15,7 +15,6 @@ PART = -2
 MAX_CHUNK_LINE = 4096  # bytes of a chunk-size line with its extensions, and of one trailer line
 MAX_TRAILERS = 64 * 1024
 _MEMO_ENTRIES = 2048
-_SHORT = 8192  # bytes of a piece that may be looked at by copying it
 _CRLF = b"\r\n"
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t !-~\x80-\xff]*)?")
 _TRAILER_LINE = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t !-~\x80-\xff]*")
@@ -26,9 +25,13 @@ class FramingError(Exception):
 
 
 class Scanner(Protocol):
-    """What every scanner offers; `started` is True once a byte of content was seen."""
+    """What every scanner offers.
+
+    `started` is True once a byte of content was seen, `at_chunk` when the next byte begins a chunk.
+    """
 
     started: bool
+    at_chunk: bool
 
     def feed(self, data: bytes) -> int:
         """Take the next piece; MORE, PART, or the number of its bytes that belong to the message when it ends here."""
@@ -38,6 +41,7 @@ class Scanner(Protocol):
 class LengthScanner:
     """A body of a known length."""
 
+    at_chunk = False
     __slots__ = ("left", "started")
 
     def __init__(self, length: int) -> None:
@@ -60,6 +64,7 @@ class LengthScanner:
 class CloseScanner:
     """A body that ends with the connection; only the end of file ends it."""
 
+    at_chunk = False
     __slots__ = ("started",)
 
     def __init__(self) -> None:
@@ -71,6 +76,22 @@ class CloseScanner:
             self.started = True
         return MORE
 
+
+WHOLE_CHUNK_BYTES = 4096  # below this, a piece that is one whole chunk is known by its first and last bytes
+
+_NO_LINE = bytes(WHOLE_CHUNK_BYTES)  # begins no shorter piece
+
+
+def _size_line(n: int) -> bytes:
+    """Give the line that begins a chunk of `n` bytes altogether, as servers write it; one too long if there is none."""
+    for digits in range(1, 4):
+        line = b"%x\r\n" % max(n - digits - 4, 0)
+        if len(line) == digits + 2 and n > digits + 4:
+            return line
+    return _NO_LINE
+
+
+SIZE_LINES = [_size_line(n) for n in range(WHOLE_CHUNK_BYTES)]
 
 _sizes: dict[bytes, int] = {}
 
@@ -99,30 +120,22 @@ class ChunkScanner:
     forwarded (-1 before), and the forwarder writes the final empty line itself.
     """
 
-    __slots__ = ("_cut", "_in_trailers", "_inside", "_skip", "_trailer_bytes", "pieces", "started", "trailer_at")
+    __slots__ = ("_cut", "_in_trailers", "_skip", "_trailer_bytes", "at_chunk", "pieces", "started", "trailer_at")
 
     def __init__(self, pieces: list[bytes] | None = None) -> None:
         self._skip = 0  # bytes of the current chunk that are still to come, its line end included
         self._cut = b""  # a size or trailer line that was cut by the end of a piece
-        self._inside = False  # the next piece does not begin with a chunk-size line
         self._in_trailers = False
         self._trailer_bytes = 0
         self.pieces = pieces
         self.started = False
+        self.at_chunk = True
         self.trailer_at = -1
 
     def feed(self, data: bytes) -> int:
         """See Scanner.feed; raises FramingError."""
-        if not self._inside and len(data) <= _SHORT:  # nearly always, and nearly always it is one whole chunk
-            line, _, rest = data.partition(_CRLF)
-            size = _sizes.get(line)
-            if size and len(rest) == size + 2 and rest[-2:] == _CRLF:
-                self.started = True
-                if self.pieces is not None:
-                    self.pieces.append(rest[:-2])
-                return MORE
         end = self._scan(data)
-        self._inside = bool(self._skip or self._cut or self._in_trailers)
+        self.at_chunk = not (self._skip or self._cut or self._in_trailers)
         return end
 
     def _scan(self, data: bytes) -> int:

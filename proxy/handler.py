@@ -6,7 +6,6 @@ attempt's is relay.py's. Every exchange ends in `_finish`, once, whatever happen
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from proxy.failover import may_retry, own_answer, same_backend_again
 from proxy.headers import ClientSide, Framing, RequestHead, ResponseHead, client_head
 from proxy.outcome import FailedAttempt, Failure, Rejection, Side
 from proxy.relay import Attempt
+from proxy.socket_writer import SocketWriter
 from proxy.upstream import Backend
 
 if TYPE_CHECKING:
@@ -251,9 +251,9 @@ class Exchange:
             or endpoint.request_id_header is not None
         )
 
-    def raw_sink(self) -> Callable[[bytes], None] | None:
-        """Give the function that sends body bytes as they came, which the caller counts; None if they are changed."""
-        return None if self._encode else self.downstream.transport.write
+    def raw_sink(self) -> SocketWriter | None:
+        """Give what takes body bytes as they came, which the caller counts; None if they are changed."""
+        return None if self._encode else self.downstream
 
     def forward(self, data: bytes) -> None:
         """Send a piece of the response's body."""
@@ -262,11 +262,11 @@ class Exchange:
                 return
             data = b"%x\r\n%b\r\n" % (len(data), data)
         self.bytes_out += len(data)
-        self.downstream.transport.write(data)
+        self.downstream.send(data)
 
     def _write(self, data: bytes) -> None:
         self.bytes_out += len(data)
-        self.downstream.transport.write(data)
+        self.downstream.send(data)
 
     def response_ended(self) -> None:
         """End the exchange: the response was passed on whole."""

@@ -124,7 +124,7 @@ class Attempt:
 
     def _use(self, connection: UpstreamConnection) -> None:
         self.connection = connection
-        self._reads_before = self._reads_seen = connection.reads
+        self._reads_before = connection.reads
         connection.lessee = self
         self.phase = Phase.WAITING
         self._sender = send_request(connection, self.exchange.head, self.exchange.body)
@@ -273,7 +273,7 @@ class Attempt:
         if self.judged and self._body is not None and self._body.raw:
             sink = self.exchange.raw_sink()
             if sink is not None and self.connection is not None:
-                self.connection.splice(self._body.scanner.feed, sink)
+                self.connection.splice(self._body.scanner, sink)
 
     def upstream_spliced(self, data: bytes, end: int | FramingError) -> None:
         """See connector.Lessee."""
@@ -355,8 +355,8 @@ class Attempt:
                     self._time_out(Timeout.WRITE, Failure.RESPONSE_TIMEOUT)
             elif silence > config.response_timeout_s:
                 self._time_out(Timeout.RESPONSE, Failure.RESPONSE_TIMEOUT)
-        elif connection.reads != self._reads_seen:
-            self._reads_seen = connection.reads
+        elif (reads := self.reads()) != self._reads_seen:
+            self._reads_seen = reads
             self._progress_at = now
         elif silence > config.read_timeout_s:
             if self.exchange.downstream.paused:  # the client takes nothing: its backend is not to blame
@@ -386,8 +386,9 @@ class Attempt:
         exchange.attempt_failed(self, failed)
 
     def reads(self) -> int:
-        """Count the reads of response bytes so far; it grows while the backend delivers."""
-        return 0 if self.connection is None else self.connection.reads - self._reads_before
+        """Give a number that grows with each read of response bytes, from 0 on."""
+        connection = self.connection
+        return 0 if connection is None else connection.reads - self._reads_before + connection.spliced
 
     def cancel(self) -> None:
         """End the attempt because its client left: the backend stops working for nobody; neutral for its breaker."""
@@ -412,7 +413,7 @@ class Attempt:
         self._held = []
         if connection is not None:
             self.exchange.bytes_out += connection.spliced
+            self.backend.reads += connection.reads - self._reads_before + connection.spliced
             connection.release()
-            self.backend.reads += connection.reads - self._reads_before
             endpoint.connection_back(connection, reusable, now)
         endpoint.lease_ended(self.backend)

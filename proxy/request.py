@@ -28,7 +28,7 @@ class SpooledSender:
         while self._sent < body.size and not connection.paused:
             piece = body.read(self._sent)
             self._sent += len(piece)
-            connection.transport.write(piece)
+            connection.queue(piece)
         return self._sent >= body.size
 
 
@@ -36,15 +36,15 @@ def send_request(
     connection: UpstreamConnection, head: RequestHead, body: bytes | RequestBody | None
 ) -> SpooledSender | None:
     """Send a request; returns what still has to send a body that is in a file, None when all was handed over."""
-    write, authority = connection.transport.write, connection.backend.authority
+    send, authority = connection.send, connection.backend.authority
     if body is None:
-        write(head.upstream_bytes(authority, 0))
+        send(head.upstream_bytes(authority, 0))
     elif isinstance(body, RequestBody):
-        write(head.upstream_bytes(authority, body.size))
+        send(head.upstream_bytes(authority, body.size))
         return SpooledSender(connection, body)
     elif len(body) <= JOINED_BODY_BYTES:
-        write(head.upstream_bytes(authority, len(body)) + body)
+        send(head.upstream_bytes(authority, len(body)) + body)
     else:
-        write(head.upstream_bytes(authority, len(body)))
-        write(body)
+        send(head.upstream_bytes(authority, len(body)))
+        send(body)
     return None
