@@ -1,6 +1,6 @@
 """The log writer: events as JSON lines on a file descriptor, never at the cost of the traffic.
 
-Events are serialised where they happen and put on a bounded queue; one daemon thread writes them, at most every 50 ms,
+Events are serialised by the caller and put on a bounded queue; one daemon thread writes them, at most every 50 ms,
 and is the only place that may block. What cannot be kept or written is dropped and counted. The descriptor is never
 made non-blocking: standard error's description is shared with other processes.
 
@@ -19,7 +19,7 @@ import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import orjson
@@ -31,6 +31,7 @@ KEPT_AFTER_JAM: Final = 64 * 2**10
 WAKE_INTERVAL_S: Final = 0.05
 JAM_S: Final = 0.1
 FILE_BATCH: Final = 256 * 2**10
+NO_LINE: Final = b"{}\n"
 
 _MILLISECONDS: Final = [b"%03dZ" % number for number in range(1000)]
 
@@ -79,6 +80,10 @@ class _Sink:
         self._torn = False
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class AccessLog:
     """A queue of log lines and the thread that writes them; `event` and `request` are for one thread, the loop's."""
 
@@ -86,7 +91,8 @@ class AccessLog:
         self, fd: int = 2, level: str = "info", clock: Callable[[], float] = time.time, limit: int = WAITING_LIMIT
     ) -> None:
         self._level = LEVELS[level]
-        self._clock = clock
+        self.clock = clock
+        self.before_event: Callable[[], None] = _nothing  # so that what happened before stands before it
         self._limit = limit
         self.wants_requests = self._level <= LEVELS["info"]
         self._second = -1
@@ -113,16 +119,24 @@ class AccessLog:
         return self._refused + self._lost
 
     def request(self, entry: RequestEntry) -> bytes:
-        """Log one client request that has ended, and return its line; above the level `info` only returns it."""
-        path, method = entry["path"], entry["method"]
-        if len(path or "") > MAX_LOGGED_CHARACTERS or len(method or "") > MAX_LOGGED_CHARACTERS:
-            entry = clipped(entry)
-        return self._put(b'"event":"request",', entry, wanted=self.wants_requests)
+        """Log one client request that has ended now, and return its line; above the level `info` only returns it."""
+        return self.requests([entry], [self.clock()])[0]
+
+    def requests(self, entries: Sequence[RequestEntry], times: Sequence[float]) -> list[bytes]:
+        """Log requests that ended at these Unix times, and return their lines; above the level `info` only returns."""
+        lines = [self._line(now, b'"event":"request",', entry) for entry, now in zip(entries, times, strict=True)]
+        for at, line in enumerate(lines):
+            if len(line) > MAX_LOGGED_CHARACTERS:  # what the client chose may be too long
+                lines[at] = self._line(times[at], b'"event":"request",', clipped(entries[at]))
+        if self.wants_requests:
+            self._queue_up(lines)
+        return lines
 
     def event(self, name: str, **fields: object) -> None:
         """Log one event of the process's life; `fields` hold what JSON can, and no secret."""
+        self.before_event()
         if level_of(name) >= self._level:
-            self._put(b"", {"event": name, **fields})
+            self._queue_up([self._line(self.clock(), b"", {"event": name, **fields})])
 
     def close(self, deadline_s: float = 1.0) -> None:
         """Write what waits, for at most `deadline_s`; later events are dropped and counted."""
@@ -131,30 +145,31 @@ class AccessLog:
         self._wake.set()
         self._thread.join(deadline_s)
 
-    def _put(self, first: bytes, fields: object, *, wanted: bool = True) -> bytes:
-        now = self._clock()
+    def _line(self, now: float, first: bytes, fields: object) -> bytes:
+        """Make a line; NO_LINE, counted as dropped, of what is no JSON (a lone surrogate, say)."""
         second = int(now)
         if second != self._second:
             self._second = second
             self._head = b'{"ts":"' + second_text(second).encode() + b"."
         try:
             body = orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
-        except TypeError:  # not JSON (a lone surrogate, say): the traffic must not pay for it
+        except TypeError:  # the traffic must not pay for it
             self._refused += 1
-            return b"{}\n"
-        line = b"".join((self._head, _MILLISECONDS[int((now - second) * 1000)], b'",', first, body[1:]))
-        if not wanted:
-            return line
+            return NO_LINE
+        return b"".join((self._head, _MILLISECONDS[int((now - second) * 1000)], b'",', first, body[1:]))
+
+    def _queue_up(self, lines: list[bytes]) -> None:
+        if NO_LINE in lines:
+            lines = [line for line in lines if line is not NO_LINE]
         if self._bytes_in - self._bytes_out > self._limit or self._closed:
-            self._refused += 1
+            self._refused += len(lines)
             self._overflowed = True
-            return line
-        self._bytes_in += len(line)
-        self._queue.append(line)
+            return
+        self._bytes_in += sum(map(len, lines))
+        self._queue.extend(lines)
         if not self._awake:
             self._awake = True
             self._wake.set()
-        return line
 
     def _write_on(self) -> None:
         """Write lines until closed: the thread's body. Sleeps without a timer while there are none."""

@@ -32,6 +32,9 @@ class Readiness:
     backends: int
 
 
+_CLOSED = BreakerState.CLOSED  # as a global it is found in a fraction of the time
+
+
 class Fleet:
     """All backends of the endpoint and what rules each of them out.
 
@@ -138,19 +141,27 @@ class Fleet:
     def record_verdict(self, backend: Backend, verdict: Verdict, probe: bool, now: float) -> None:
         """Give the breaker the one verdict of an attempt (`probe`: what `lease` said of it)."""
         breaker = backend.breaker
-        if verdict is Verdict.SUCCESS and breaker.failures == 0 and not probe and breaker.state is BreakerState.CLOSED:
-            return  # nothing to change, and this is nearly every request
         before = breaker.state
         breaker.record(verdict, probe, now)
         self._breaker_changed(backend, before)
 
     def _breaker_changed(self, backend: Backend, before: BreakerState) -> None:
         state = backend.breaker.state
-        self._tripped = self._with(self._tripped, backend, state is not BreakerState.CLOSED)
+        self._tripped = self._with(self._tripped, backend, state is not _CLOSED)
         if state is not before and self._on_breaker is not None:
             self._on_breaker(backend, state)
 
     # ------------------------------------------------------------------ choosing
+
+    @property
+    def some_apart(self) -> bool:
+        """True while any backend may have to be left out or ranked behind, so that `choose` has to be asked."""
+        apart = self._draining | self._full | self._unhealthy | self._tripped | self._overloaded | self._penalized
+        return bool(apart) or not self._members
+
+    def choose_of_all(self) -> Backend:
+        """Choose as `choose` would while there is no difference between the backends but their leases."""
+        return self._least(self._members)
 
     def choose(self, now: float, tried: int = 0) -> Backend | Rejection:
         """Choose a backend that is not in `tried` (a mask), or say why there is none; takes no lease.
@@ -204,9 +215,7 @@ class Fleet:
 
     def excluded(self, now: float, tried: int = 0) -> dict[str, list[str]] | None:
         """Name, by reason, the backends that a choice at `now` leaves out or ranks behind; None when there are none."""
-        if not (
-            tried | self._draining | self._full | self._unhealthy | self._tripped | self._overloaded | self._penalized
-        ):
+        if not tried and not self.some_apart:
             return None
         masks = {
             "draining": self._draining,
@@ -267,7 +276,7 @@ class Fleet:
         if backend.active >= self._limit:
             self._full |= backend.bit
         backend.attempts += 1
-        if backend.breaker.state is BreakerState.CLOSED:
+        if backend.breaker.state is _CLOSED:
             return False
         before = backend.breaker.state
         probe = backend.breaker.enter(now)

@@ -30,24 +30,28 @@ class BreakerState(Enum):
         return ("closed", "half_open", "open").index(self.value)
 
 
+_CLOSED, _HALF_OPEN, _OPEN = BreakerState
+
+
 class Breaker:
     """Count consecutive faults and decide whether the backend may be chosen.
 
     `threshold` faults in a row open it (0: never) for `cooldown_s` seconds, doubled by each failed probe up to
-    `max_cooldown_s`.
+    `max_cooldown_s`. `sound`: closed, and the last verdict was no fault, so that a good one changes nothing.
     """
 
     __slots__ = (
         *("_cooldown_s", "_first_cooldown_s", "_max_cooldown_s", "_threshold"),
-        *("failures", "open_until", "probing", "state", "trips"),
+        *("failures", "open_until", "probing", "sound", "state", "trips"),
     )
 
     def __init__(self, threshold: int, cooldown_s: float, max_cooldown_s: float) -> None:
         self._threshold = threshold
         self._first_cooldown_s = self._cooldown_s = cooldown_s
         self._max_cooldown_s = max_cooldown_s
-        self.state = BreakerState.CLOSED
+        self.state = _CLOSED
         self.failures = 0
+        self.sound = True
         self.open_until = 0.0
         self.probing = False
         self.trips = 0
@@ -58,16 +62,17 @@ class Breaker:
 
     def admits(self, now: float) -> bool:
         """Tell whether the backend may be chosen at `now` (seconds, monotonic)."""
-        if self.state is BreakerState.CLOSED:
+        if self.state is _CLOSED:
             return True
         # A probe that outlived its own half-open spell (another attempt closed the breaker) is still the one probe.
-        return not self.probing and (self.state is BreakerState.HALF_OPEN or now >= self.open_until)
+        return not self.probing and (self.state is _HALF_OPEN or now >= self.open_until)
 
     def enter(self, now: float) -> bool:
         """Take the probe slot for a chosen attempt if the breaker is not closed; True when the attempt is the probe."""
-        if self.state is BreakerState.CLOSED or not self.admits(now):
+        if self.state is _CLOSED or not self.admits(now):
             return False  # not admitted and chosen all the same: fail open, no probe
-        self.state = BreakerState.HALF_OPEN
+        self.state = _HALF_OPEN
+        self.sound = False
         self.probing = True
         return True
 
@@ -76,22 +81,24 @@ class Breaker:
         if probe:
             self.probing = False
         if verdict is Verdict.SUCCESS:
-            self.state = BreakerState.CLOSED
+            self.state = _CLOSED
             self.failures = 0
+            self.sound = True
             self._cooldown_s = self._first_cooldown_s
         elif verdict is Verdict.FAILURE:
+            self.sound = False
             self._fail(probe, now)
 
     def _fail(self, probe: bool, now: float) -> None:
-        if self.state is BreakerState.CLOSED:
+        if self.state is _CLOSED:
             self.failures += 1
             if self._threshold and self.failures >= self._threshold:
                 self._open(now)
-        elif self.state is BreakerState.HALF_OPEN and probe:
+        elif self.state is _HALF_OPEN and probe:
             self._cooldown_s = min(self._cooldown_s * 2, self._max_cooldown_s)
             self._open(now)
 
     def _open(self, now: float) -> None:
-        self.state = BreakerState.OPEN
+        self.state = _OPEN
         self.open_until = now + self._cooldown_s
         self.trips += 1

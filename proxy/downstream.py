@@ -42,6 +42,9 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
+_HEAD, _BODY, _BUSY, _NEXT, _LINGER, _CLOSED = Phase  # as globals they are found in a fraction of the time
+
+
 class Downstream(SocketWriter):
     """One client connection; `paused`: the client takes no more bytes for now."""
 
@@ -54,7 +57,7 @@ class Downstream(SocketWriter):
         self.endpoint = endpoint
         self.exchange: Exchange | None = None
         self.paused = False
-        self._phase = Phase.HEAD
+        self._phase = _HEAD
         self._buffer = b""
         self._upload: Upload | None = None
         self._eof = False
@@ -66,7 +69,7 @@ class Downstream(SocketWriter):
     @property
     def idle(self) -> bool:
         """True when no byte of a request is here."""
-        return self._phase in (Phase.HEAD, Phase.NEXT) and not self._buffer
+        return self._phase in (_HEAD, _NEXT) and not self._buffer
 
     # ------------------------------------------------------------------ asyncio.Protocol
 
@@ -78,11 +81,11 @@ class Downstream(SocketWriter):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         phase = self._phase
-        if phase is Phase.HEAD:
+        if phase is _HEAD:
             self._read_head(self._buffer + data if self._buffer else data)
-        elif phase is Phase.BODY:
+        elif phase is _BODY:
             self._read_body(data)
-        elif phase is Phase.BUSY or phase is Phase.NEXT:
+        elif phase is _BUSY or phase is _NEXT:
             self._buffer += data
             if len(self._buffer) > self.endpoint.config.max_head_bytes and not self._reading_stopped:
                 self._reading_stopped = True
@@ -92,10 +95,10 @@ class Downstream(SocketWriter):
     def eof_received(self) -> bool:
         """See asyncio.Protocol. An end of file behind a whole request may be a half-closed client that still reads."""
         self._eof = True
-        if self._phase is Phase.NEXT and self._buffer:
+        if self._phase is _NEXT and self._buffer:
             self._watch_for_reset()
             return True
-        if self._phase is not Phase.BUSY:
+        if self._phase is not _BUSY:
             return False
         self._ask_whether_it_reads()
         self._watch_for_reset()
@@ -104,7 +107,7 @@ class Downstream(SocketWriter):
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio.Protocol."""
         super().connection_lost(exc)
-        self._phase = Phase.CLOSED
+        self._phase = _CLOSED
         self.endpoint.downstream_lost(self)
         if self._upload is not None:
             self._upload.body.close()
@@ -224,7 +227,7 @@ class Downstream(SocketWriter):
         elif head.chunked or len(data) - end < length:
             self._begin_upload(head, data[end:])
         else:
-            self._phase = Phase.BUSY
+            self._phase = _BUSY
             if length:
                 stop = end + length
                 exchange.bytes_in = stop
@@ -244,10 +247,10 @@ class Downstream(SocketWriter):
             self.send(replies.CONTINUE)
         body = RequestBody(endpoint.config.body_memory_bytes, endpoint.config.spool_dir)
         self._upload = Upload(body, None if head.chunked else head.length, now)
-        self._phase = Phase.BODY
+        self._phase = _BODY
         if rest:
             self._read_body(rest)
-        if self._eof and self._phase is Phase.BODY:  # the rest will never come
+        if self._eof and self._phase is _BODY:  # the rest will never come
             self.transport.abort()
 
     def _read_body(self, data: bytes) -> None:
@@ -270,7 +273,7 @@ class Downstream(SocketWriter):
         assert exchange is not None
         self._upload = None
         self._buffer = rest
-        self._phase = Phase.BUSY
+        self._phase = _BUSY
         exchange.bytes_in += upload.body.size
         exchange.run(upload.body if upload.body.spooled else upload.body.in_memory())
 
@@ -285,7 +288,7 @@ class Downstream(SocketWriter):
     def exchange_done(self, *, keep_alive: bool, linger: bool) -> None:
         """Go on with the next request, or end the connection (lingering when a rest of this one may still come)."""
         self.exchange = None
-        if self._phase is Phase.CLOSED:
+        if self._phase is _CLOSED:
             return
         if linger or (not keep_alive and self._buffer):
             self._linger()
@@ -296,21 +299,21 @@ class Downstream(SocketWriter):
             if not self._buffer and (self._eof or self.endpoint.draining):
                 self._close()
             elif self._buffer or self.paused:
-                self._phase = Phase.NEXT
+                self._phase = _NEXT
                 self._go_on_soon()
             else:
-                self._phase = Phase.HEAD
+                self._phase = _HEAD
                 self._read_on()
 
     def _go_on_soon(self) -> None:
         """Have the next request read unless the client takes nothing: what it does not take would fill the memory."""
-        if self._phase is Phase.NEXT and not self.paused:
+        if self._phase is _NEXT and not self.paused:
             self.endpoint.loop.call_soon(self._go_on)  # not called, so that a long pipeline is no deep recursion
 
     def _go_on(self) -> None:
-        if self._phase is not Phase.NEXT or self.paused:
+        if self._phase is not _NEXT or self.paused:
             return
-        self._phase = Phase.HEAD
+        self._phase = _HEAD
         data, self._buffer = self._buffer, b""
         if data:
             self._read_head(data)
@@ -322,7 +325,7 @@ class Downstream(SocketWriter):
         """Read again, once what was pipelined is no longer more than a head may be."""
         if self._reading_stopped and len(self._buffer) <= self.endpoint.config.max_head_bytes:
             self._reading_stopped = False
-            if self._phase is not Phase.CLOSED:
+            if self._phase is not _CLOSED:
                 self.transport.resume_reading()
 
     def _linger(self) -> None:
@@ -331,7 +334,7 @@ class Downstream(SocketWriter):
             self._upload.body.close()
             self._upload = None
         self._buffer = b""
-        self._phase = Phase.LINGER
+        self._phase = _LINGER
         self.endpoint.lingers(self)
         if self._eof:
             self._close()
@@ -341,7 +344,7 @@ class Downstream(SocketWriter):
 
     def _close(self) -> None:
         """Close once everything is sent."""
-        self._phase = Phase.CLOSED
+        self._phase = _CLOSED
         self._buffer = b""
         self.endpoint.closes(self)
         self.transport.close()
@@ -350,19 +353,19 @@ class Downstream(SocketWriter):
         """Close a connection on which no request is under way, and refuse one of which only a part of the head came."""
         if self.idle:
             self._close()
-        elif self._phase is Phase.HEAD:
+        elif self._phase is _HEAD:
             self._refuse_head(HeadError(503, replies.MESSAGES[Rejection.DRAINING]), self._buffer)
 
     def give_up(self) -> None:
         """End the connection now; the client sees a reset when it has not got all of an answer."""
-        self._phase = Phase.CLOSED
+        self._phase = _CLOSED
         if self.transport.get_write_buffer_size():
             self._end_with_reset()
         self.transport.abort()
 
     def close_answered(self) -> None:
         """Close once the answer is sent, without waiting for what a client may still send."""
-        if self._phase is Phase.LINGER:
+        if self._phase is _LINGER:
             self._close()
 
     def _end_with_reset(self) -> None:
@@ -379,12 +382,12 @@ class Downstream(SocketWriter):
     def break_off(self, *, reset: bool) -> None:
         """End the connection in the middle of a response; with `reset` where the framing cannot show the truncation."""
         self.exchange = None
-        if self._phase is Phase.CLOSED:
+        if self._phase is _CLOSED:
             return
         if reset:
             self._end_with_reset()
             if self.transport.get_write_buffer_size() == 0:
-                self._phase = Phase.CLOSED
+                self._phase = _CLOSED
                 self.transport.abort()
                 return
         self._close()
@@ -402,7 +405,7 @@ class Downstream(SocketWriter):
 
     def head_timed_out(self) -> None:
         """End a connection that was idle, or whose head was incomplete, for too long."""
-        if self._buffer and self._phase is Phase.HEAD:
+        if self._buffer and self._phase is _HEAD:
             self.endpoint.counters.timeouts[Timeout.CLIENT] += 1
             self._refuse_head(HeadError(408, replies.MESSAGES[Rejection.TIMEOUT]), self._buffer)
         else:

@@ -29,6 +29,7 @@ from proxy.headers import HeadError, RequestHead
 from proxy.outcome import Eviction, Rejection
 from proxy.pool import Pool
 from proxy.recent import RecentRequests
+from proxy.records import Records
 from proxy.replies import MESSAGES
 from proxy.upstream import Backend
 
@@ -66,7 +67,7 @@ class Endpoint:
         self.departures = Departures(loop)
         self.memo_requests = request_memo()
         self.memo_responses = response_memo()
-        self.recent = RecentRequests()
+        self.records = Records(log, loop)
         self.draining = False
         self.removed_attempts = 0  # of backends that have left
         self.probes: Probes | None = None
@@ -90,6 +91,11 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"<Endpoint exchanges={len(self.exchanges)} clients={len(self.downstreams)} {self.pool!r}>"
 
+    @property
+    def recent(self) -> RecentRequests:
+        """The last requests, up to now."""
+        return self.records.recent
+
     # ------------------------------------------------------------------ exchanges
 
     def exchange_began(self, exchange: Exchange) -> None:
@@ -98,21 +104,17 @@ class Endpoint:
         self.counters.active_requests += 1
         self.exchanges.add(exchange)
 
-    def exchange_ended(
-        self,
-        exchange: Exchange,
-        entry: RequestEntry,
-        seconds: float,
-        choices: list[dict[str, list[str]] | None] | None,
-    ) -> None:
-        """Count and log a request that has ended; called once for each."""
+    def exchange_ended(self, exchange: Exchange, complete: bool, now: float) -> None:
+        """Count a request that has ended, and have it told; called once for each."""
         self.exchanges.discard(exchange)
         self.counters.active_requests -= 1
-        if entry["failover"]:
+        if exchange.attempts > 1:
             self.counters.failovers += 1
-        self._count_response(entry, seconds)
-        line = self.log.request(entry)
-        self.recent.add(entry, line, choices)
+        seconds = now - exchange.started
+        self._count_response(exchange.status, seconds)
+        x, head = exchange, exchange.head
+        numbers = (x.status, complete, x.bytes_in, x.bytes_out, seconds)
+        self.records.add((now, x.request_id, head.method, head.path, *numbers, x.told, x.choices))
 
     def refused_head(self, error: HeadError, rejection: Rejection, bytes_in: int, bytes_out: int) -> None:
         """Count and log a request whose head made no exchange."""
@@ -131,11 +133,11 @@ class Endpoint:
             "total_s": 0.0,
             "upstreams": [],
         }
-        self._count_response(entry, 0.0)
-        self.recent.add(entry, self.log.request(entry), None)
+        self._count_response(error.status, 0.0)
+        self.records.add_entry(entry)
 
-    def _count_response(self, entry: RequestEntry, seconds: float) -> None:
-        status, counters = entry["final_status"], self.counters
+    def _count_response(self, status: int, seconds: float) -> None:
+        counters = self.counters
         counters.responses[status] += 1
         counters.request_seconds.observe(seconds)
         if status == 429:

@@ -6,6 +6,7 @@ No event ever carries a body, a header value, a query or a token: the records he
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final, TypedDict
 
@@ -65,6 +66,51 @@ class RequestEntry(TypedDict):
     bytes_out: int
     total_s: float
     upstreams: list[UpstreamEntry]
+
+
+Choice = Mapping[str, Sequence[str]]  # why -> ids of the backends that one choice had to leave out for it
+AttemptRecord = tuple[str, int | str, bool, float | None, float | None, float]  # as UpstreamEntry, in its order
+RequestRecord = tuple[
+    float,  # when it ended, of time.monotonic
+    str,
+    bytes,  # the method
+    str | None,  # the path
+    int,  # the final status
+    bool,  # complete
+    int,  # bytes in
+    int,  # bytes out
+    float,  # seconds altogether
+    list[AttemptRecord],
+    list[Choice | None] | None,
+]
+
+
+def request_entry(record: RequestRecord) -> RequestEntry:
+    """Say of a request that has ended what is logged of it."""
+    _, request_id, method, path, status, complete, bytes_in, bytes_out, seconds, attempts, _ = record
+    return {
+        "request_id": request_id,
+        "method": method.decode("ascii"),
+        "path": path,
+        "final_status": status,
+        "attempts": len(attempts),
+        "failover": len(attempts) > 1,
+        "complete": complete,
+        "bytes_in": bytes_in,
+        "bytes_out": bytes_out,
+        "total_s": int(seconds * 1e6) / 1e6,
+        "upstreams": [
+            {
+                "backend": backend,
+                "outcome": outcome,
+                "reused": reused,
+                "connect_s": connect_s and int(connect_s * 1e6) / 1e6,  # None stays None
+                "header_s": header_s and int(header_s * 1e6) / 1e6,
+                "total_s": int(total_s * 1e6) / 1e6,
+            }
+            for backend, outcome, reused, connect_s, header_s, total_s in attempts
+        ],
+    }
 
 
 def level_of(name: str) -> int:

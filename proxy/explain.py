@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.recent import Choice
+from proxy.events import Choice
 
 Event = Mapping[str, Any]
 

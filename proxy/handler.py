@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from proxy import replies
 from proxy.body import RequestBody, SpoolError
-from proxy.events import RequestEntry, UpstreamEntry
+from proxy.events import AttemptRecord, Choice
 from proxy.failover import may_retry, own_answer, same_backend_again
 from proxy.headers import ClientSide, Framing, RequestHead, ResponseHead, client_head
 from proxy.outcome import FailedAttempt, Failure, Rejection, Side
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from proxy.endpoint import Endpoint
 
 LEFT_STATUS = 499  # counted when the client left before its response began
+_CHUNKED, _CLOSE = Framing.CHUNKED, Framing.CLOSE
 _PROBE_AT_ONCE = frozenset({Failure.CONNECT_ERROR, Failure.CLOSED})
 
 
@@ -34,9 +35,21 @@ class Exchange:
     """
 
     __slots__ = (
-        *("_choices", "_closes", "_encode", "_kept", "_last_failure"),
-        *("asked", "attempt", "attempts", "begun", "body", "bytes_in", "bytes_out", "downstream", "ended", "endpoint"),
-        *("head", "left_full", "left_out", "request_id", "started", "status", "tried"),
+        *("_closes", "_encode", "_kept", "_last_failure"),
+        *("asked", "attempt", "attempts", "begun", "body", "bytes_in", "bytes_out", "choices"),
+        *(
+            "downstream",
+            "ended",
+            "endpoint",
+            "head",
+            "left_full",
+            "left_out",
+            "request_id",
+            "started",
+            "status",
+            "told",
+        ),
+        *("tried",),
     )
 
     def __init__(self, downstream: Downstream, head: RequestHead, now: float) -> None:
@@ -47,7 +60,8 @@ class Exchange:
         self.request_id = self.endpoint.request_id(head)
         self.body: bytes | RequestBody | None = None
         self.attempt: Attempt | None = None
-        self.attempts: list[Attempt] = []
+        self.attempts = 0  # how many were begun
+        self.told: list[AttemptRecord] = []  # of those that have ended
         self.tried = 0
         self.left_out = self.left_full = 0
         self.begun = False
@@ -58,13 +72,13 @@ class Exchange:
         self.bytes_out = 0
         self._kept: tuple[ResponseHead, bytes] | None = None
         self._last_failure: FailedAttempt | None = None
-        self._choices: list[dict[str, list[str]] | None] | None = None
+        self.choices: list[Choice | None] | None = None
         self._encode = False  # the client gets the body in chunks of the proxy's making
         self._closes = not head.keep_alive  # whether the client is told that its connection ends with this response
         self.endpoint.exchange_began(self)
 
     def __repr__(self) -> str:
-        return f"<Exchange {self.request_id} attempts={len(self.attempts)} begun={self.begun} ended={self.ended}>"
+        return f"<Exchange {self.request_id} attempts={self.attempts} begun={self.begun} ended={self.ended}>"
 
     # ------------------------------------------------------------------ attempts
 
@@ -76,12 +90,16 @@ class Exchange:
     def _choose_next(self, reason: str | None) -> None:
         """Make an attempt on the backend that the fleet chooses; `reason` is the retry's, None for the first one."""
         fleet, now = self.endpoint.fleet, monotonic()
-        excluded = fleet.excluded(now, self.tried)
-        if excluded is not None:
-            self._note_choice(excluded)
-        found = fleet.choose(now, self.tried)
-        self.left_out |= fleet.left_out
-        self.left_full |= fleet.left_full
+        found: Backend | Rejection
+        if self.tried or fleet.some_apart:
+            excluded = fleet.excluded(now, self.tried)
+            if excluded is not None:
+                self._note_choice(excluded)
+            found = fleet.choose(now, self.tried)
+            self.left_out |= fleet.left_out
+            self.left_full |= fleet.left_full
+        else:
+            found = fleet.choose_of_all()
         if isinstance(found, Backend):
             if reason is not None:
                 self.endpoint.counters.retries[reason] += 1
@@ -90,21 +108,21 @@ class Exchange:
             self._give_up(found)
 
     def _note_choice(self, excluded: dict[str, list[str]] | None) -> None:
-        if self._choices is None:
-            self._choices = [None] * len(self.attempts)
-        self._choices.append(excluded)
+        if self.choices is None:
+            self.choices = [None] * self.attempts
+        self.choices.append(excluded)
 
     def _attempt_on(self, backend: Backend, now: float, *, fresh: bool) -> None:
         self.tried |= backend.bit
         probe = self.endpoint.fleet.lease(backend, now)
         self.attempt = attempt = Attempt(self, backend, probe, now)
-        self.attempts.append(attempt)
+        self.attempts += 1
         attempt.start(fresh)
 
     def _may_retry(self) -> bool:
         config = self.endpoint.config
         return may_retry(
-            len(self.attempts),
+            self.attempts,
             config.max_attempts,
             idempotent=self.head.idempotent,
             retry_post=config.retry_post,
@@ -131,8 +149,8 @@ class Exchange:
             self._give_up(None)
         elif same_backend_again(failed, usable=not backend.draining and not backend.removed):
             self.endpoint.counters.retries[failed.failure] += 1
-            if self._choices is not None:
-                self._choices.append(None)
+            if self.choices is not None:
+                self.choices.append(None)
             self._attempt_on(backend, monotonic(), fresh=True)
         else:
             self._choose_next(failed.failure)
@@ -153,7 +171,7 @@ class Exchange:
         if self._kept is not None:
             head, content = self._kept
             self._kept = None
-            self._encode = head.framing is Framing.CHUNKED and not self.head.http10 and not self.head.bodyless_response
+            self._encode = head.framing is _CHUNKED and not self.head.http10 and not self.head.bodyless_response
             self.begin(head, content, None)
             self.response_ended()
             return
@@ -211,7 +229,7 @@ class Exchange:
             bodyless, http10 = self.head.bodyless_response, self.head.http10
             side = ClientSide(http10=http10, close=self._closes, add_retry_after=add_retry_after, bodyless=bodyless)
             lines = client_head(head, side)[:-2] + endpoint.request_id_line(self.request_id) + b"\r\n"
-            self._encode = self._encode or (head.framing is Framing.CLOSE and not http10 and not bodyless)
+            self._encode = self._encode or (head.framing is _CLOSE and not http10 and not bodyless)
             self._write(lines)
             self.forward(body)
         elif whole is not None:
@@ -247,7 +265,7 @@ class Exchange:
             self._closes
             or endpoint.draining
             or (head.status == 429 and head.retry_after is None)
-            or head.framing is Framing.CLOSE
+            or head.framing is _CLOSE
             or endpoint.request_id_header is not None
         )
 
@@ -323,40 +341,8 @@ class Exchange:
             self.body.close()
         self.body = None
         self._kept = None
-        endpoint, attempts, now = self.endpoint, self.attempts, monotonic()
-        head = self.head
-        entry: RequestEntry = {
-            "request_id": self.request_id,
-            "method": head.method.decode("ascii"),
-            "path": head.path,
-            "final_status": self.status,
-            "attempts": len(attempts),
-            "failover": len(attempts) > 1,
-            "complete": complete,
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "total_s": _micro(now - self.started),
-            "upstreams": [_entry(a) for a in attempts],
-        }
-        attempts.clear()  # they refer to this exchange: without the cycle it is freed at once, not by the collector
-        endpoint.exchange_ended(self, entry, now - self.started, self._choices)
+        self.endpoint.exchange_ended(self, complete, monotonic())
 
 
 def _no_response(status: int) -> str:
     return replies.TIMED_OUT if status == 504 else replies.NO_RESPONSE
-
-
-def _micro(seconds: float) -> float:
-    return int(seconds * 1e6) / 1e6
-
-
-def _entry(attempt: Attempt) -> UpstreamEntry:
-    connect_s, header_s = attempt.connect_s, attempt.header_s
-    return {
-        "backend": attempt.backend.id,
-        "outcome": attempt.outcome,
-        "reused": attempt.reused,
-        "connect_s": None if connect_s is None else _micro(connect_s),
-        "header_s": None if header_s is None else _micro(header_s),
-        "total_s": _micro(attempt.total_s),
-    }

@@ -72,6 +72,8 @@ class Verdict(Enum):
     NEUTRAL = "neutral"
 
 
+_SUCCESS, _FAILURE, _NEUTRAL = Verdict
+
 CANCELLED = "cancelled"  # log word of an attempt that ended because its client left
 
 RETRYABLE_STATUSES = frozenset({429, 500, 502, 503, 504})
@@ -94,14 +96,14 @@ class FailedAttempt:
 def judge_status(status: int, has_retry_after: bool) -> Verdict:
     """Judge a response by its status (section 3, rule 7): 4xx and pressure are neutral, 5xx faults, the rest good."""
     if status in FAULT_STATUSES:
-        return Verdict.NEUTRAL if status == 503 and has_retry_after else Verdict.FAILURE
+        return _NEUTRAL if status == 503 and has_retry_after else _FAILURE
     if 400 <= status < 500:
-        return Verdict.NEUTRAL
-    return Verdict.SUCCESS
+        return _NEUTRAL
+    return _SUCCESS
 
 
 def judge_failure(failed: FailedAttempt) -> Verdict:
     """Judge an attempt without a response: stale pooled connections and local trouble say nothing."""
     if failed.local or failed.failure is Failure.STALE_CONNECTION:
-        return Verdict.NEUTRAL
-    return Verdict.FAILURE
+        return _NEUTRAL
+    return _FAILURE

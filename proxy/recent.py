@@ -7,16 +7,14 @@ costs the data path one append.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from proxy.events import RequestEntry
+from proxy.events import Choice, RequestEntry
 
 MAX_RECENT = 1000
 MAX_NOTABLE = 200
 MAX_BYTES = 1 << 20  # of either ring: a path may be as long as a head, and 1,000 of those would be 64 MB
-
-Choice = Mapping[str, Sequence[str]]  # why -> ids of the backends that one choice had to leave out for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +40,18 @@ class RecentRequests:
 
     def add(self, entry: RequestEntry, line: bytes, choices: Sequence[Choice | None] | None) -> None:
         """Keep one request that has ended; `line` is what went to the log for `entry`."""
-        kept = (entry["request_id"], line, choices, len(line) + (_weight(choices) if choices else 0))
-        self._recent.add(kept)
-        status = entry["final_status"]
-        if entry["failover"] or not entry["complete"] or status == 429 or status >= 500:
-            self._notable.add(kept)
+        self.extend([(entry, line, choices)])
+
+    def extend(self, ended: Iterable[tuple[RequestEntry, bytes, Sequence[Choice | None] | None]]) -> None:
+        """Keep several requests, in the order in which they ended; see `add`."""
+        kept = []
+        for entry, line, choices in ended:
+            one = (entry["request_id"], line, choices, len(line) + _weight(choices) if choices else len(line))
+            kept.append(one)
+            status = entry["final_status"]
+            if status >= 500 or status == 429 or entry["failover"] or not entry["complete"]:
+                self._notable.extend([one])
+        self._recent.extend(kept)
 
     def find(self, request_id: str) -> Kept | None:
         """Find the latest request of this id, or None when it was never seen or is forgotten."""
@@ -84,12 +89,15 @@ class _Ring:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: _Entry) -> None:
+    def extend(self, kept: list[_Entry]) -> None:
         entries = self._entries
-        entries.append(entry)
-        self._bytes += entry[3]
-        while len(entries) > self._max_entries or self._bytes > self._max_bytes:
-            self._bytes -= entries.popleft()[3]
+        entries.extend(kept)
+        size = self._bytes + sum([entry[3] for entry in kept])
+        for _ in range(len(entries) - self._max_entries):
+            size -= entries.popleft()[3]
+        while size > self._max_bytes:
+            size -= entries.popleft()[3]
+        self._bytes = size
 
     def newest_first(self) -> Iterator[_Entry]:
         return reversed(self._entries)

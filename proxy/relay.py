@@ -53,13 +53,18 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+# As globals: to look a member up in its class takes several times as long, and this is done ten times for a request.
+_CONNECTING, _WAITING, _HELD, _KEEPING, _STREAMING, _ENDED = Phase
+_CLOSE = Framing.CLOSE
+
+
 class Attempt:
     """One attempt of an exchange on one backend. Its slot in the fleet was taken by whoever made it."""
 
     __slots__ = (
         *("_body", "_dialling", "_first", "_held", "_kept_bytes", "_pending", "_progress_at", "_reads_before"),
         *("_reads_seen", "_sender", "backend", "connect_s", "connection", "exchange", "head"),
-        *("header_s", "judged", "outcome", "phase", "probe", "reused", "started", "total_s"),
+        *("header_s", "judged", "outcome", "phase", "probe", "reused", "started"),
     )
 
     def __init__(self, exchange: Exchange, backend: Backend, probe: bool, now: float) -> None:
@@ -67,14 +72,13 @@ class Attempt:
         self.backend = backend
         self.probe = probe
         self.started = self._progress_at = now
-        self.phase = Phase.CONNECTING
+        self.phase = _CONNECTING
         self.connection: UpstreamConnection | None = None
         self._dialling: asyncio.Task[None] | None = None
         self.reused = False
         self.judged = False
         self.connect_s: float | None = None
         self.header_s: float | None = None
-        self.total_s = 0.0
         self.outcome: int | str = CANCELLED
         self.head: ResponseHead | None = None
         self._pending = b""  # of a head that is not complete yet
@@ -126,7 +130,7 @@ class Attempt:
         self.connection = connection
         self._reads_before = connection.reads
         connection.lessee = self
-        self.phase = Phase.WAITING
+        self.phase = _WAITING
         self._sender = send_request(connection, self.exchange.head, self.exchange.body)
         self._send_on()
 
@@ -149,9 +153,9 @@ class Attempt:
 
     def upstream_data(self, data: bytes) -> None:
         """See connector.Lessee."""
-        if self.phase is Phase.STREAMING:
+        if self.phase is _STREAMING:
             self._stream(data)
-        elif self.phase is Phase.WAITING:
+        elif self.phase is _WAITING:
             self._read_head(data)
         else:
             self._hold(data)
@@ -188,7 +192,7 @@ class Attempt:
         if not keep and 0 < head.length == len(data) - end and not exchange.head.bodyless_response:
             self._pass_whole(head, data, end)
             return
-        self.phase = Phase.KEEPING if keep else Phase.HELD
+        self.phase = _KEEPING if keep else _HELD
         if head.has_body and not exchange.head.bodyless_response:
             self._body = ResponseBody(head, decode=keep or exchange.head.http10)
         if endpoint.config.flush_head and not keep:
@@ -241,7 +245,7 @@ class Attempt:
         begun = body.scanner.started or end >= 0
         if begun:
             self._judge()
-        if self.phase is Phase.KEEPING:
+        if self.phase is _KEEPING:
             self._kept_bytes += len(piece)
             if self._kept_bytes > KEPT_BYTES:
                 self._stop_keeping()
@@ -257,6 +261,8 @@ class Attempt:
             self.judged = True
             head = self.head
             assert head is not None
+            if head.status < 400 and not self.probe and self.backend.breaker.sound:
+                return  # nothing to change, and this is nearly every request
             verdict = judge_status(head.status, head.retry_after is not None)
             self.exchange.endpoint.fleet.record_verdict(self.backend, verdict, self.probe, monotonic())
 
@@ -266,7 +272,7 @@ class Attempt:
         `whole` is the head and the first body bytes as they came in one read, where they can go out so.
         """
         assert self.head is not None
-        self.phase = Phase.STREAMING
+        self.phase = _STREAMING
         self.exchange.begin(self.head, b"".join(self._held), whole)
         self._held.clear()
         self._first = None
@@ -302,10 +308,10 @@ class Attempt:
         head, exchange = self.head, self.exchange
         assert head is not None
         self._judge()
-        if self.phase is Phase.HELD:
+        if self.phase is _HELD:
             self._commit(self._first)
-        reusable = head.keep_alive and head.framing is not Framing.CLOSE and not extra and not self._unsent()
-        kept = self.phase is Phase.KEEPING
+        reusable = head.keep_alive and head.framing is not _CLOSE and not extra and not self._unsent()
+        kept = self.phase is _KEEPING
         held = b"".join(self._held)
         self._settle(reusable)
         if kept:
@@ -325,10 +331,10 @@ class Attempt:
 
     def upstream_ended(self, error: BaseException | None) -> None:
         """See connector.Lessee."""
-        if self.phase is Phase.ENDED:
+        if self.phase is _ENDED:
             return
         head = self.head
-        if head is not None and head.framing is Framing.CLOSE and error is None and self._body is not None:
+        if head is not None and head.framing is _CLOSE and error is None and self._body is not None:
             self._complete(extra=False)
         elif self.reused and self.reads() == 0:
             self._fail(FailedAttempt(Failure.STALE_CONNECTION))
@@ -344,12 +350,12 @@ class Attempt:
                 self.backend.failed += 1
                 self._time_out(Timeout.CONNECT, Failure.CONNECT_TIMEOUT)
             return
-        if self.phase is Phase.KEEPING:
+        if self.phase is _KEEPING:
             if now - self._progress_at > KEPT_S:
                 self._stop_keeping()
             return
         silence = now - self._progress_at
-        if self.phase is Phase.WAITING:
+        if self.phase is _WAITING:
             if self._sender is not None or connection.paused:
                 if silence > config.write_timeout_s:
                     self._time_out(Timeout.WRITE, Failure.RESPONSE_TIMEOUT)
@@ -374,7 +380,7 @@ class Attempt:
         self._fail(FailedAttempt(Failure.CLOSED, local=True))
 
     def _fail(self, failed: FailedAttempt) -> None:
-        if self.phase is Phase.ENDED:
+        if self.phase is _ENDED:
             return
         exchange = self.exchange
         self.outcome = failed.failure
@@ -392,21 +398,23 @@ class Attempt:
 
     def cancel(self) -> None:
         """End the attempt because its client left: the backend stops working for nobody; neutral for its breaker."""
-        if self.phase is not Phase.ENDED:
+        if self.phase is not _ENDED:
             self.outcome = CANCELLED if self.head is None else self.outcome
             self._settle(reusable=False)
 
     def _settle(self, reusable: bool) -> None:
         """Give back slot and connection, once; a connection that is not reusable is closed."""
-        self.phase = Phase.ENDED
+        self.phase = _ENDED
         endpoint, now = self.exchange.endpoint, monotonic()
-        self.total_s = now - self.started
         if self._dialling is not None:
             self._dialling.cancel()
             self._dialling = None
         if not self.judged:
             self.judged = True
             endpoint.fleet.record_verdict(self.backend, Verdict.NEUTRAL, self.probe, now)
+        self.exchange.told.append(
+            (self.backend.id, self.outcome, self.reused, self.connect_s, self.header_s, now - self.started)
+        )
         connection, self.connection = self.connection, None
         endpoint.fleet.release(self.backend)
         self._body = None
@@ -416,4 +424,5 @@ class Attempt:
             self.backend.reads += connection.reads - self._reads_before + connection.spliced
             connection.release()
             endpoint.connection_back(connection, reusable, now)
-        endpoint.lease_ended(self.backend)
+        if self.backend.draining:
+            endpoint.lease_ended(self.backend)

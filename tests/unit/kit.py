@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, cast
@@ -87,10 +87,10 @@ class Log:
     def __getattr__(self, name: str) -> Any:
         return getattr(_real_log(), name)
 
-    def request(self, entry: RequestEntry) -> bytes:
-        line = _real_log().request(entry)
-        self.records.append(orjson.loads(line))
-        return line
+    def requests(self, entries: Sequence[RequestEntry], times: Sequence[float]) -> list[bytes]:
+        lines = _real_log().requests(entries, times)
+        self.records += map(orjson.loads, lines)
+        return lines
 
     def event(self, name: str, **fields: object) -> None:
         self.events.append((str(name), fields))
@@ -135,6 +135,7 @@ class Rig:
 
     @property
     def records(self) -> list[dict[str, Any]]:
+        self.endpoint.records.tell()
         return self.log.records
 
     @property

@@ -13,8 +13,8 @@ import orjson
 from proxy.balancer import Fleet
 from proxy.config import BackendUrl, Config, parse_options
 from proxy.counters import Counters
-from proxy.events import RequestEntry
-from proxy.recent import Choice, RecentRequests
+from proxy.events import Choice, RequestEntry
+from proxy.recent import RecentRequests
 from proxy.upstream import Backend
 
 

@@ -74,10 +74,16 @@ def _varied() -> list[tuple[bytes, bytes]]:
 
 
 class _Socket:
-    """A socket that takes every option."""
+    """A socket that takes every option and every byte."""
+
+    nowhere = os.open(os.devnull, os.O_WRONLY)
 
     def setsockopt(self, *option: Any) -> None:
         """Do nothing."""
+
+    def fileno(self) -> int:
+        """Give a descriptor to write to."""
+        return self.nowhere
 
 
 class Wire:
@@ -89,9 +95,9 @@ class Wire:
         self.get_write_buffer_size = int
         self._socket = _Socket()
 
-    def get_extra_info(self, name: str) -> _Socket:
-        """Give the socket."""
-        return self._socket
+    def get_extra_info(self, name: str) -> _Socket | None:
+        """Give the socket; there is nothing else, TLS least of all."""
+        return self._socket if name == "socket" else None
 
     def abort(self) -> None:
         """Do nothing."""
