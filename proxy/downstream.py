@@ -1,7 +1,7 @@
 """One client connection: reads requests whole, runs one exchange at a time, keeps order, and notices who leaves.
 
 Owns the client's socket and what was read from it. What a head means is headers.py's, what is answered handler.py's.
-The sweeper of endpoint.py calls `check_…` for every limit in time; there is no timer object per connection.
+Limits in time are kept by client_limits.py and the sweeper of endpoint.py; there is no timer object per connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from proxy.upload import Upload
 if TYPE_CHECKING:
     from proxy.endpoint import Endpoint
 
-LINGER_S = 2.0  # a refused request's rest is read and thrown away for so long
 _REJECTION_OF_STATUS = {413: Rejection.BODY_TOO_LARGE, 414: Rejection.HEAD_TOO_LARGE, 431: Rejection.HEAD_TOO_LARGE}
 _REJECTION_OF_STATUS |= {501: Rejection.UNSUPPORTED, 505: Rejection.UNSUPPORTED, 408: Rejection.TIMEOUT}
 _REJECTION_OF_STATUS |= {503: Rejection.DRAINING}
@@ -50,13 +49,15 @@ class Downstream(SocketWriter):
 
     __slots__ = (
         *("_buffer", "_eof", "_phase", "_reading_stopped", "_upload"),
-        *("endpoint", "exchange", "paused"),
+        *("bucket", "endpoint", "exchange", "paused", "waits_since"),
     )
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.exchange: Exchange | None = None
         self.paused = False
+        self.waits_since: float | None = None  # for a head; this and `bucket` are client_limits.ClientLimits's
+        self.bucket: set[Downstream] | None = None
         self._phase = _HEAD
         self._buffer = b""
         self._upload: Upload | None = None
@@ -183,7 +184,7 @@ class Downstream(SocketWriter):
             self._close()  # the rest will never come
         else:
             if data and not self._buffer:
-                self.endpoint.head_began(self)
+                self.endpoint.limits.waits(self)
             self._buffer = data
 
     def _refuse_long_head(self, data: bytes) -> None:
@@ -216,7 +217,7 @@ class Downstream(SocketWriter):
 
     def _take_request(self, head: RequestHead, data: bytes, end: int) -> None:
         endpoint = self.endpoint
-        endpoint.head_ended(self)
+        self.waits_since = None
         self.exchange = exchange = Exchange(self, head, monotonic())
         exchange.bytes_in = end
         length = head.length or 0
@@ -295,7 +296,7 @@ class Downstream(SocketWriter):
         elif not keep_alive:
             self._close()
         else:
-            self.endpoint.head_awaited(self)
+            self.endpoint.limits.waits(self)
             if not self._buffer and (self._eof or self.endpoint.draining):
                 self._close()
             elif self._buffer or self.paused:
@@ -335,7 +336,7 @@ class Downstream(SocketWriter):
             self._upload = None
         self._buffer = b""
         self._phase = _LINGER
-        self.endpoint.lingers(self)
+        self.endpoint.limits.lingers(self)
         if self._eof:
             self._close()
         else:
@@ -346,7 +347,7 @@ class Downstream(SocketWriter):
         """Close once everything is sent."""
         self._phase = _CLOSED
         self._buffer = b""
-        self.endpoint.closes(self)
+        self.endpoint.limits.closes(self)
         self.transport.close()
 
     def drain(self) -> None:
@@ -375,7 +376,7 @@ class Downstream(SocketWriter):
     def linger_timed_out(self) -> None:
         """Stop throwing away what a refused client sends; the answer, when it is not all sent, gets more time."""
         if self.transport.get_write_buffer_size():
-            self.endpoint.closes(self)
+            self.endpoint.limits.closes(self)
         else:
             self.transport.abort()
 

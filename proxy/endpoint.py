@@ -1,8 +1,7 @@
 """The process's one endpoint: what all of its connections share, and every limit in time.
 
-Owns the fleet, the pool, the counters, the books of client connections and the sweeper. Limits are kept without timer
-objects: connections stand in dicts in the order in which they will run out, exchanges are looked at one by one, both
-every `sweep_interval_s`.
+Owns the fleet, the pool, the counters and the sweeper. Limits are kept without timer objects: those of clients by
+client_limits.py, exchanges are looked at one by one, both every `sweep_interval_s`.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from typing import Protocol
 from proxy.access_log import AccessLog
 from proxy.balancer import Fleet
 from proxy.breaker import BreakerState
+from proxy.client_limits import ClientLimits
 from proxy.config import BackendUrl, Config
 from proxy.connector import Connector, UpstreamConnection
 from proxy.counters import Counters
 from proxy.departures import Departures
-from proxy.downstream import LINGER_S, Downstream
+from proxy.downstream import Downstream
 from proxy.events import Event, RequestEntry
 from proxy.handler import Exchange
 from proxy.head_memo import MAX_AGE_S, request_memo, response_memo
@@ -73,9 +73,7 @@ class Endpoint:
         self.probes: Probes | None = None
         self.exchanges: set[Exchange] = set()
         self.downstreams: set[Downstream] = set()
-        self._heads: dict[Downstream, float] = {}  # since when a head is awaited, oldest first
-        self._lingering: dict[Downstream, float] = {}
-        self._closing: dict[Downstream, float] = {}
+        self.limits = ClientLimits(config.client_timeout_s)
         self._removals: dict[Backend, asyncio.TimerHandle] = {}
         self._quiet = asyncio.Event()  # set when no client connection is open
         self._quiet.set()
@@ -297,39 +295,15 @@ class Endpoint:
         if self.draining:
             downstream.drain()
         else:
-            self._heads[downstream] = self.loop.time()
+            self.limits.waits(downstream)
 
     def downstream_lost(self, downstream: Downstream) -> None:
         """Take a client connection that is closed out of the books."""
         self.downstreams.discard(downstream)
-        self._heads.pop(downstream, None)
-        self._lingering.pop(downstream, None)
-        self._closing.pop(downstream, None)
+        self.limits.forget(downstream)
         self.departures.forget_owner(downstream)
         if not self.downstreams:
             self._quiet.set()
-
-    def head_awaited(self, downstream: Downstream) -> None:
-        """Begin to count the idle time of a client connection."""
-        self._heads.pop(downstream, None)
-        self._heads[downstream] = self.loop.time()
-
-    head_began = head_awaited  # the first byte of a head starts the time in which it must be complete
-
-    def head_ended(self, downstream: Downstream) -> None:
-        """A head is complete: other limits hold now."""
-        self._heads.pop(downstream, None)
-
-    def lingers(self, downstream: Downstream) -> None:
-        """Begin to count the time in which the rest of a refused request is read."""
-        self._heads.pop(downstream, None)
-        self._lingering[downstream] = self.loop.time()
-
-    def closes(self, downstream: Downstream) -> None:
-        """Begin to count the time in which a connection must have sent what it still holds."""
-        self._heads.pop(downstream, None)
-        self._lingering.pop(downstream, None)
-        self._closing[downstream] = self.loop.time()
 
     # ------------------------------------------------------------------ time
 
@@ -351,19 +325,14 @@ class Endpoint:
 
     def _sweep(self) -> None:
         self.start_sweeping()
-        now, loop_now = time.monotonic(), self.loop.time()
+        now = time.monotonic()
         for exchange in list(self.exchanges):
             if not exchange.ended:
                 try:
                     exchange.check(now)
                 except Exception as e:  # noqa: BLE001 - or no later limit of any request would be kept
                     self.loop.call_exception_handler({"message": "Exception in a check of limits", "exception": e})
-        for downstream in _expired(self._heads, loop_now - self.config.client_timeout_s):
-            downstream.head_timed_out()
-        for downstream in _expired(self._lingering, loop_now - LINGER_S):
-            downstream.linger_timed_out()
-        for downstream in _expired(self._closing, loop_now - self.config.client_timeout_s):
-            downstream.give_up()
+        self.limits.sweep(now)
         for connection in self.pool.drop_expired(now):
             self._evict(connection, Eviction.IDLE_TIMEOUT)
         if now - self._memo_forgotten_at >= MAX_AGE_S - self.sweep_interval_s:
@@ -405,15 +374,3 @@ class Endpoint:
 
 def _field_pattern(name: bytes) -> re.Pattern[bytes]:
     return re.compile(rb"(?i)\r\n" + re.escape(name) + rb":[ \t]*([^\r\n]*?)[ \t]*\r\n")
-
-
-def _expired(books: dict[Downstream, float], limit: float) -> list[Downstream]:
-    """Take those out of the books that stand in them since before `limit`."""
-    found = []
-    for downstream, since in books.items():
-        if since > limit:
-            break
-        found.append(downstream)
-    for downstream in found:
-        del books[downstream]
-    return found

@@ -185,3 +185,36 @@ def test_a_fault_in_one_check_of_limits_leaves_those_of_the_others_in_force(monk
         assert sorted(replica.is_gone() for replica in replicas) == [False, True, True]
         assert {str(e["exception"]) for e in r.loop.errors} == {"said by the test"}
         r.loop.errors.clear()
+
+
+@pytest.mark.parametrize("gap_s", [0.3, 7.0, 29.0])
+def test_a_client_is_closed_when_it_was_idle_for_the_timeout_since_its_last_answer(gap_s: float) -> None:
+    with rig(1, client_timeout=30) as r:
+        other = r.client()
+        client = r.client()
+        client.send(request())
+        replica = r.accept()
+        replica.send(response())
+        for _ in range(10):
+            r.loop.advance(gap_s)
+            client.send(request())
+            r.loop.advance(gap_s)  # a request is under way: that is no idle time
+            replica.send(response())
+        assert other.transport.lost == (20 * gap_s > 30)
+        r.loop.advance(29.4)
+        assert not client.transport.lost
+        r.loop.advance(1.2)
+        assert client.transport.lost
+
+
+def test_many_clients_that_come_and_go_leave_nothing_in_the_books() -> None:
+    with rig(1, client_timeout=30) as r:
+        for _ in range(50):
+            clients = [r.client() for _ in range(4)]
+            clients[0].send(b"GET / HT")
+            r.loop.advance(1.7)
+            for client in clients:
+                client.reset()
+        r.loop.advance(60)
+        books = r.endpoint.limits
+        assert (books._buckets, books._lingering, books._closing) == ({}, {}, {})
