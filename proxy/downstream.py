@@ -76,7 +76,7 @@ class Downstream(SocketWriter):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        super().connection_made(transport)
+        self.connected(transport)
         self.endpoint.downstream_made(self)
 
     def data_received(self, data: bytes) -> None:

@@ -39,6 +39,8 @@ _KINDS = {
     b"retry-after": RETRY_AFTER,
 }
 
+_BODY_OF_LENGTH, _CHUNKED_BODY, _BODY_TO_CLOSE = Framing.LENGTH, Framing.CHUNKED, Framing.CLOSE
+
 Head = TypeVar("Head", RequestHead, ResponseHead)
 
 
@@ -186,7 +188,7 @@ def read_response(raw: bytes, kinds: LineKinds) -> ResponseHead | None:
     verbatim, close = True, False
     for line in lines[1:-2]:
         kind = kinds[line]
-        if kind in (PLAIN, HOST, EXPECT):
+        if kind == PLAIN or kind == HOST or kind == EXPECT:
             continue
         if kind == LENGTH:
             if length is not None:
@@ -207,7 +209,7 @@ def read_response(raw: bytes, kinds: LineKinds) -> ResponseHead | None:
         return None
     return ResponseHead(
         status,
-        Framing.CHUNKED if coding_line else Framing.CLOSE if length is None else Framing.LENGTH,
+        _CHUNKED_BODY if coding_line else _BODY_TO_CLOSE if length is None else _BODY_OF_LENGTH,
         length or 0,
         not close,
         raw if verbatim else _without_hop_by_hop(lines, kinds),

@@ -1,8 +1,8 @@
 """Lets clients in, in bursts as well as one by one.
 
 Owns the client port's listening socket. libuv accepts one connection in each turn of its loop, and with a thousand
-streams a turn takes long: a burst of new clients would wait for seconds. So whenever one was let in, those that wait
-behind it are accepted here, up to BURST in a turn.
+streams a turn takes long: a burst of new clients would wait for seconds. So when one was let in, and the loop is busy
+or another one came just before, those that wait behind it are accepted here, up to BURST in a turn.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from time import monotonic
 
 BURST = 64
+CLOSE_S = 0.001  # between two clients of a burst, while turns are short
 ACCEPTS = 16  # by asyncio's own loop in a row: without descriptors left it tries, and reports, so often
 
 
 class Listener:
-    """A listening client port; `made` makes the protocol of one connection.
+    """A listening client port; `made` makes the protocol of one connection, `busy` tells whether turns may take long.
 
     No more than one client a turn is let in while `has_room` says False: those who are here need descriptors as well.
     """
@@ -27,11 +29,14 @@ class Listener:
         sock: socket.socket,
         made: Callable[[], asyncio.Protocol],
         has_room: Callable[[], bool] = lambda: True,
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self._loop = loop
         self._sock = sock
         self._made = made
         self._has_room = has_room
+        self._busy = busy
+        self._let_in_at = 0.0
         self._server: asyncio.Server | None = None
         self._adopting: set[asyncio.Task[None]] = set()
         self._looking = False
@@ -48,9 +53,11 @@ class Listener:
             self._server = None
 
     def _first(self) -> asyncio.Protocol:
-        if not self._looking:
+        now = monotonic()
+        if not self._looking and (now - self._let_in_at < CLOSE_S or self._busy()):
             self._looking = True
             self._loop.call_soon(self._accept_those_behind)
+        self._let_in_at = now
         return self._made()
 
     def _accept_those_behind(self) -> None:

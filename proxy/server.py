@@ -31,6 +31,7 @@ from proxy.stats import final_stats, write_stats
 
 BACKLOG = 4096
 RESERVED_DESCRIPTORS = 32  # for the process itself, its probes and its side port
+MANY_REQUESTS = 64  # at once, from which a turn of the loop may take long
 CLOSING_S = 1.0  # for sockets to close and tasks to end, after everything was cut
 
 
@@ -114,6 +115,8 @@ def loop_factory() -> tuple[Callable[[], asyncio.AbstractEventLoop], bool]:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop, False
+    # libuv would change what epoll watches through io_uring, in batches; but a proxy changes one socket at a time.
+    os.environ.setdefault("UV_USE_IO_URING", "0")
     return uvloop.new_event_loop, True
 
 
@@ -150,11 +153,14 @@ async def _serve(config: Config, log: AccessLog, client_socket: socket.socket, s
     loop.add_signal_handler(signal.SIGQUIT, stop.quit)
     endpoint = Endpoint(config, log, loop)
     endpoint.probes = prober = Prober(endpoint)
-    most_clients = (
-        resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_DESCRIPTORS
-    ) // 2  # each may need a backend
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most_clients = (descriptors - RESERVED_DESCRIPTORS) // 2  # each may need a backend
     listener = Listener(
-        loop, client_socket, lambda: Downstream(endpoint), lambda: len(endpoint.downstreams) < most_clients
+        loop,
+        client_socket,
+        lambda: Downstream(endpoint),
+        has_room=lambda: len(endpoint.downstreams) < most_clients,
+        busy=lambda: len(endpoint.exchanges) >= MANY_REQUESTS,
     )
     await listener.start(BACKLOG)
     side = await start_side_port(endpoint, side_socket)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from typing import cast
 
 
@@ -21,12 +22,18 @@ class SocketWriter(asyncio.Protocol):
 
     __slots__ = ("_fd", "_held", "transport")
 
+    def connected(self, transport: asyncio.BaseTransport) -> socket.socket:
+        """Take the transport, and give its socket, which is dear to ask for; TCP_NODELAY is set by both loops."""
+        self.transport = cast(asyncio.Transport, transport)
+        sock: socket.socket = transport.get_extra_info("socket")
+        plain = transport.get_extra_info("ssl_object") is None
+        self._fd = sock.fileno() if plain else -1
+        self._held = not plain  # the transport may hold bytes back, behind which others have to wait
+        return sock
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
-        self.transport = cast(asyncio.Transport, transport)
-        plain = transport.get_extra_info("ssl_object") is None
-        self._fd = transport.get_extra_info("socket").fileno() if plain else -1
-        self._held = not plain  # the transport may hold bytes back, behind which others have to wait
+        self.connected(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio.Protocol."""
