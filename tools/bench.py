@@ -16,29 +16,43 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script from anywhere
 
 from tools.benchmark import page, scale
-from tools.benchmark.contestants import PRODUCT, Running, launch, program
+from tools.benchmark.contestants import CANNOT_RETRY, PRODUCT, Running, launch, program
 from tools.benchmark.host import Cpus, Missing, raise_descriptor_limit
-from tools.benchmark.rig import Measured, Rig, Size
+from tools.benchmark.rig import EIGHT, Fleet, Measured, Rig, Size
 from tools.benchmark.table import Record, failures, notes, table
 from tools.launch import StartError, wait_until
 
-Work = Callable[[Rig, Running], Measured]
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One workload, and the backends that the proxy has meanwhile."""
+
+    run: Callable[[Rig, Running], Measured]
+    fleet: Fleet = EIGHT
+
+
 WORKS: dict[str, Work] = {
-    "rest": Rig.rest,
-    "unary": Rig.unary,
-    "varying": Rig.varying,
-    "streams 128": lambda rig, proxy: rig.streams(proxy, 128),
-    "streams 512": lambda rig, proxy: rig.streams(proxy, 512),
-    "uploads": Rig.uploads,
-    "crowd": Rig.crowd,
+    "rest": Work(Rig.rest),
+    "unary": Work(Rig.unary),
+    "varying": Work(Rig.varying),
+    "retry": Work(Rig.retry, Fleet(serving=1, refusing=1)),
+    "64 backends": Work(Rig.unary, Fleet(64)),
+    "256 backends": Work(Rig.unary, Fleet(256)),
+    "streams 128": Work(lambda rig, proxy: rig.streams(proxy, 128)),
+    "streams 512": Work(lambda rig, proxy: rig.streams(proxy, 512)),
+    "uploads": Work(Rig.uploads),
+    "crowd": Work(Rig.crowd),
 }
 QUICK = ("rest", "unary", "varying", "streams 128")
 IDLE_CLIENTS = 10_000
+SPARE_FILES = 500  # for everything but backends and idle clients
+FILES_EACH = 4  # of a backend: where it listens, and its pooled, sampled and probed connections
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -85,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compare(options: argparse.Namespace, folder: Path, descriptors: int) -> int:
     """Measure every proxy in every round and print the table."""
+    check_files(options.works, descriptors)
     cpus, began = Cpus(), time.monotonic()
     names = [PRODUCT, *(["nginx"] if program("nginx") else []), "pipe"]
     size = size_of(options, descriptors)
@@ -125,20 +140,48 @@ def size_of(options: argparse.Namespace, descriptors: int) -> Size:
     return Size(seconds=5, events=300, uploads=4, idle_clients=idle, rest_s=3.0)
 
 
+def check_files(works: Sequence[str], descriptors: int) -> None:
+    """Raise Missing when the limit of open files is too low for the backends of a workload."""
+    backends = max(WORKS[work].fleet.serving for work in works)
+    needed = SPARE_FILES + FILES_EACH * backends
+    if descriptors < needed:
+        raise Missing(f"{backends} backends need {needed:,} open files, and {descriptors:,} are allowed (ulimit -Hn)")
+
+
+def by_fleet(works: Sequence[str]) -> dict[Fleet, list[str]]:
+    """Group workloads by the backends that they need.
+
+    Those of eight backends come last, since they begin with the plain requests that the others are compared with.
+    """
+    fleets = sorted(dict.fromkeys(WORKS[work].fleet for work in works), key=lambda fleet: fleet == EIGHT)
+    return {fleet: [work for work in works if WORKS[work].fleet == fleet] for fleet in fleets}
+
+
 def measured(rig: Rig, name: str, number: int, works: Sequence[str], folder: Path) -> Iterator[Record]:
-    """Start one proxy and put each workload on it; what fails becomes a record with a fault."""
+    """Put each workload on a proxy, which is started anew for each fleet; leave out what the proxy cannot do."""
+    for fleet, group in by_fleet(works).items():
+        if not (fleet.refusing and name in CANNOT_RETRY):
+            for work, found in on_one_proxy(rig, name, fleet, group, folder / f"{fleet.serving}-{fleet.refusing}"):
+                yield Record(number, name, work, found.values, found.faults)
+
+
+def on_one_proxy(
+    rig: Rig, name: str, fleet: Fleet, works: Sequence[str], folder: Path
+) -> Iterator[tuple[str, Measured]]:
+    """Start one proxy and put each workload on it; what fails becomes a fault of every workload that is left."""
     clients = rig.size.idle_clients + 600
     left = list(works)
     try:
-        with Running(name, launch(folder, rig.ports, clients), rig.cpus.pinned([], rig.cpus.proxy)) as proxy:
+        started = launch(folder, rig.ports(fleet), clients, fleet.refusing)
+        with Running(name, started, rig.cpus.pinned([], rig.cpus.proxy)) as proxy:
             wait_until(proxy.answers, 30, f"an answer through {name}")
             for work in works:
-                found = WORKS[work](rig, proxy)
+                found = WORKS[work].run(rig, proxy)
                 left.remove(work)
-                yield Record(number, name, work, found.values, found.faults)
+                yield work, found
     except (OSError, RuntimeError, TimeoutError) as error:
         for work in left:
-            yield Record(number, name, work, {}, [f"{type(error).__name__}: {error}"])
+            yield work, Measured({}, [f"{type(error).__name__}: {error}"])
 
 
 def _say(number: int, rounds: int, name: str) -> None:

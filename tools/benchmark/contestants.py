@@ -17,6 +17,7 @@ from tools.launch import DD_PROXY, ask
 
 HERE = Path(__file__).resolve().parent
 PRODUCT = "dd-proxy"
+CANNOT_RETRY = ("pipe",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Launch:
     backends: Sequence[int]
     clients: int  # connections that it must be able to hold
     folder: Path
+    refusing: int = 0  # so many of the backends, the first ones, answer 429
 
 
 def dd_proxy(launch: Launch) -> list[str]:
@@ -43,8 +45,9 @@ def pipe(launch: Launch) -> list[str]:
 def nginx(launch: Launch) -> list[str]:
     """Write nginx's configuration and give its command."""
     folder = launch.folder
-    servers = " ".join(f"server 127.0.0.1:{port} max_fails=0;" for port in launch.backends)
+    kept = max(256, 2 * len(launch.backends))
     temporary = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in _NGINX_FOLDERS)
+    retry = "proxy_next_upstream error timeout http_429 non_idempotent;" if launch.refusing else ""
     user = "user root;" if os.geteuid() == 0 else ""  # its worker must be able to write into the folder
     config = folder / "nginx.conf"
     config.write_text(f"""{user} daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log warn;
@@ -52,17 +55,25 @@ events {{ worker_connections {2 * launch.clients + 1000}; }}
 http {{
   access_log off; {temporary}
   client_max_body_size 100m; keepalive_requests 100000000; keepalive_timeout 65s;
-  upstream replicas {{ least_conn; {servers} keepalive 256; keepalive_requests 100000000; }}
+  upstream replicas {{ least_conn; {_servers(launch)} keepalive {kept}; keepalive_requests 100000000; }}
   server {{
     listen 127.0.0.1:{launch.port} backlog=4096;
     location / {{
       proxy_pass http://replicas; proxy_http_version 1.1; proxy_set_header Connection "";
-      proxy_buffering off; proxy_read_timeout 3600s;
+      proxy_buffering off; proxy_read_timeout 3600s; {retry}
     }}
   }}
 }}
 """)
     return [_nginx(), "-p", str(folder), "-e", f"{folder}/error.log", "-c", str(config)]
+
+
+def _servers(launch: Launch) -> str:
+    # It closes the connection of every 429, so that dialling makes the refusing backend look busy: a weight lets it be
+    # asked first nevertheless.
+    options = [" weight=1000"] * launch.refusing + [""] * (len(launch.backends) - launch.refusing)
+    pairs = zip(launch.backends, options, strict=True)
+    return " ".join(f"server 127.0.0.1:{port} max_fails=0{option};" for port, option in pairs)
 
 
 _NGINX_FOLDERS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -116,10 +127,10 @@ class Running:
             raise RuntimeError(f"{self.name} ended with exit code {self.process.returncode}: {said}")
 
 
-def launch(folder: Path, backends: Sequence[int], clients: int) -> Launch:
-    """Prepare the start of a proxy on a port that is free now."""
+def launch(folder: Path, backends: Sequence[int], clients: int, refusing: int = 0) -> Launch:
+    """Prepare the start of a proxy on a port that is free now. Raises OSError when the folder cannot be made."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Launch(free_port(), backends, clients, folder)
+    return Launch(free_port(), backends, clients, folder, refusing)
 
 
 def need(name: str, package: str) -> str:

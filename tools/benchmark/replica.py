@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Replicas that cost next to nothing, for the benchmark: `replica.py PORTS`, one process on uvloop.
+"""Replicas that cost next to nothing, for the benchmark: `replica.py PORTS [--refusing PORT]`, one process on uvloop.
 
 Owns answers that are made beforehand and streams that are written from one timer. Trusts its clients: a request comes
 with a Content-Length, and one at a time on a connection. `GET /debug/count` tells what all replicas have seen.
 
 A JSON body with `"stream":true` is answered by `max_tokens` events 20 ms apart, one with `"vary":true` by a head and a
-length that differ from request to request, any other one by the same 1.5 KB.
+length that differ from request to request, any other one by the same 1.5 KB; a refusing replica answers all with a 429.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import re
-import sys
 from typing import cast
 
 import uvloop
@@ -31,6 +31,11 @@ _DATE = b"Mon, 01 Jan 2035 00:%02d:%02d GMT"
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ndate: Mon, 01 Jan 2035 00:00:00 GMT\r\nserver: uvicorn\r\n"
     b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+REFUSAL = (
+    b"HTTP/1.1 429 Too Many Requests\r\ndate: Mon, 01 Jan 2035 00:00:00 GMT\r\nserver: uvicorn\r\n"
+    b"retry-after: 0\r\ncontent-type: application/json\r\ncontent-length: 22\r\n\r\n"
+    b'{"error":"overloaded"}'
 )
 END_OF_STREAM = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
@@ -97,7 +102,8 @@ class Seen:
     """What the replicas have seen."""
 
     def __init__(self) -> None:
-        self.requests = 0
+        self.requests = 0  # answered with a 200
+        self.refused = 0
         self.body_bytes = 0
         self.events = 0
         self.writes = 0  # of events: fewer than these when the machine was too busy to write each in its time
@@ -156,12 +162,12 @@ class Replica(asyncio.Protocol):
         if len(self._options) < OPTIONS_BYTES:
             self._options += data[:OPTIONS_BYTES]
         if self._missing <= 0:
+            self._missing = 0
             self._serve()
 
     def _serve(self) -> None:
         seen, options = self._seen, self._options
         seen.requests += 1
-        self._missing = 0
         if b'"stream":true' in options:
             self._begin_stream(options)
         elif b'"vary":true' in options:
@@ -210,17 +216,37 @@ class Replica(asyncio.Protocol):
         self._end_stream()
 
 
-async def serve(ports: list[int]) -> None:
-    """Serve on every port until the process ends."""
+class Refusing(Replica):
+    """One connection to a replica that takes no request, although its health and its queue are good."""
+
+    def _serve(self) -> None:
+        self._seen.refused += 1
+        self._transport.write(REFUSAL)
+
+
+async def serve(ports: list[int], refusing: list[int]) -> None:
+    """Serve on every port until the process ends. Raises OSError when a port is taken."""
     loop = asyncio.get_running_loop()
     clock, seen = Clock(loop), Seen()
-    servers = [
-        await loop.create_server(lambda: Replica(clock, seen), "127.0.0.1", port, backlog=4096) for port in ports
-    ]
-    found = [server.sockets[0].getsockname()[1] for server in servers]
-    print(json.dumps({"ports": found}), flush=True)
-    await asyncio.gather(*(server.serve_forever() for server in servers))
+
+    async def listen(kind: type[Replica], port: int) -> asyncio.Server:
+        return await loop.create_server(lambda: kind(clock, seen), "127.0.0.1", port, backlog=4096)
+
+    kinds = {"ports": (Replica, ports), "refusing": (Refusing, refusing)}
+    servers = {key: [await listen(kind, port) for port in wanted] for key, (kind, wanted) in kinds.items()}
+    found = {key: [server.sockets[0].getsockname()[1] for server in each] for key, each in servers.items()}
+    print(json.dumps(found), flush=True)
+    await asyncio.gather(*(server.serve_forever() for each in servers.values() for server in each))
+
+
+def main() -> None:
+    """Read the ports and serve."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("ports", nargs="+", type=int, help="of replicas that answer; 0 picks a free one")
+    parser.add_argument("--refusing", action="append", default=[], type=int, metavar="PORT", help="of one that refuses")
+    options = parser.parse_args()
+    uvloop.run(serve(options.ports, options.refusing))
 
 
 if __name__ == "__main__":
-    uvloop.run(serve([int(port) for port in sys.argv[1:]]))
+    main()

@@ -24,12 +24,24 @@ from tools.benchmark.host import MIB, Cpus, Meter, memory
 from tools.launch import ROOT, Child, ask
 
 BACKENDS = 8
+MOST_BACKENDS = 256
 CONNECTIONS = 64
 UPLOADS = 4  # at once
 UPLOAD_MIB = 50
 PATH = "/v1/chat/completions"
 SMALL = b'{"model":"m","max_tokens":1,"messages":[]}'
 REQUEST = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The backends that a workload needs: some that serve, and some that answer each request with a 429."""
+
+    serving: int
+    refusing: int = 0
+
+
+EIGHT = Fleet(BACKENDS)
 
 
 @dataclass(slots=True)
@@ -58,17 +70,22 @@ class Rig:
         self.cpus = cpus
         self.size = size
         self.wrk = need("wrk", "wrk")
-        argv = cpus.pinned([sys.executable, str(HERE / "replica.py"), *["0"] * BACKENDS], cpus.load)
-        self.replicas = Child(argv, folder / "replicas.log")
-        self.ports: list[int] = self.replicas.line["ports"]
+        argv = [sys.executable, str(HERE / "replica.py"), *["0"] * MOST_BACKENDS, "--refusing", "0"]
+        self.replicas = Child(cpus.pinned(argv, cpus.load), folder / "replicas.log")
+        self._serving: list[int] = self.replicas.line["ports"]
+        self._refusing: list[int] = self.replicas.line["refusing"]
 
     def close(self) -> None:
         """End the replicas."""
         self.replicas.kill()
 
+    def ports(self, fleet: Fleet) -> list[int]:
+        """Give the ports of a fleet."""
+        return self._refusing[: fleet.refusing] + self._serving[: fleet.serving]
+
     def seen(self) -> dict[str, int]:
         """Ask what the replicas have seen."""
-        found: dict[str, int] = json.loads(ask(self.ports[0], "GET", "/debug/count")[1])
+        found: dict[str, int] = json.loads(ask(self._serving[0], "GET", "/debug/count")[1])
         return found
 
     def metered(self, proxy: Running, load: Callable[[], Any]) -> tuple[Any, Meter, dict[str, int]]:
@@ -88,8 +105,21 @@ class Rig:
         rss = memory(proxy.process.pid, "VmRSS")
         return Measured({"rss_mib": rss, "percent": meter.cpu_s / meter.wall_s * 100, "others": meter.others})
 
-    def unary(self, proxy: Running, script: str = "same.lua") -> Measured:
+    def unary(self, proxy: Running) -> Measured:
         """Requests as fast as they go over 64 connections."""
+        return self._requests(proxy, "same.lua")[0]
+
+    def varying(self, proxy: Running) -> Measured:
+        """The same with heads that differ from request to request."""
+        return self._requests(proxy, "vary.lua")[0]
+
+    def retry(self, proxy: Running) -> Measured:
+        """The same as unary, where the backend with the fewest requests refuses all of them."""
+        measured, seen = self._requests(proxy, "same.lua")
+        measured.values["retries"] = seen["refused"] / max(seen["requests"], 1)
+        return measured
+
+    def _requests(self, proxy: Running, script: str) -> tuple[Measured, dict[str, int]]:
         self._wrk(proxy.port, 1, script)  # fills the pools
         result, meter, seen = self.metered(proxy, lambda: self._wrk(proxy.port, self.size.seconds, script))
         values = _usage(meter, result["requests"])
@@ -97,11 +127,7 @@ class Rig:
         faults = [f"{result[key]} {text}" for key, text in _WRK_FAULTS.items() if result[key]]
         if not 0 <= seen["requests"] - result["requests"] <= 2 * CONNECTIONS:  # those in flight at the end
             faults.append(f"replicas saw {seen['requests']} of {result['requests']} requests")
-        return Measured(values, faults)
-
-    def varying(self, proxy: Running) -> Measured:
-        """The same with heads that differ from request to request."""
-        return self.unary(proxy, "vary.lua")
+        return Measured(values, faults), seen
 
     def _wrk(self, port: int, seconds: int, script: str) -> dict[str, int]:
         argv = [self.wrk, "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--timeout", "10s", "-s", str(HERE / script)]

@@ -1,4 +1,7 @@
-"""Records of a run to one Markdown table: medians and ranges, and ratios that were formed inside each round. Pure."""
+"""Records of a run to one Markdown table: medians and ranges, and ratios that were formed inside each round. Pure.
+
+Owns the rows. A ratio compares two proxies on one workload, or two workloads (`over`) on one proxy.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table; `ratio` where the product is compared with the others."""
+    """One line of the table; `ratio` where the product is compared with the others.
+
+    With `over` it shows how many times the value on that other workload it is, on the same proxy in the same round.
+    """
 
     work: str
     value: str
     label: str
     decimals: int = 1
     ratio: bool = True
+    over: str | None = None
 
 
 ROWS = (
@@ -25,6 +32,13 @@ ROWS = (
     Row("unary", "per_s", "… requests/s reached", 0, ratio=False),
     Row("varying", "cpu_us", "unary, heads vary: CPU µs/request"),
     Row("varying", "per_s", "… requests/s reached", 0, ratio=False),
+    Row("retry", "cpu_us", "unary, one of two backends answers 429: CPU µs/request"),
+    Row("retry", "cpu_us", "… × a plain request", 2, ratio=False, over="unary"),
+    Row("retry", "retries", "… retries per request", 2, ratio=False),
+    Row("64 backends", "cpu_us", "unary over 64 backends: CPU µs/request"),
+    Row("64 backends", "cpu_us", "… × a plain request over 8", 2, ratio=False, over="unary"),
+    Row("256 backends", "cpu_us", "unary over 256 backends: CPU µs/request"),
+    Row("256 backends", "cpu_us", "… × a plain request over 8", 2, ratio=False, over="unary"),
     Row("streams 128", "cpu_us", "128 streams of 50 events/s: CPU µs/event"),
     Row("streams 128", "ttft_us", "… first event, median µs", 0),
     Row("streams 512", "cpu_us", "512 streams of 50 events/s: CPU µs/event"),
@@ -36,6 +50,7 @@ ROWS = (
 )
 BUSY = 0.1  # of the proxy's CPU used by others, from which a run says so
 MERGED = 1.1  # events that the replicas wrote at once, from which a run says so
+FEW_RETRIES = 0.9  # per request, below which a run says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +73,23 @@ def table(records: Sequence[Record], names: Sequence[str], idle_clients: int) ->
         if not any(columns.values()):
             continue
         cells = [_spread(list(columns[name].values()), row.decimals) for name in names]
-        ratios = [_ratios(columns[product], columns[name]) if row.ratio else [] for name in others]
+        ratios = [_ratios(columns[product], columns[name]) if row.ratio else {} for name in others]
         label = row.label.format(idle=f"{idle_clients:,}")
-        lines.append([label, *cells, *(_spread(ratio, 2) for ratio in ratios)])
+        lines.append([label, *cells, *(_spread(list(ratio.values()), 2) for ratio in ratios)])
     return _markdown(lines)
 
 
 def _by_round(records: Sequence[Record], name: str, row: Row) -> dict[int, float]:
-    mine = (r for r in records if r.name == name and r.work == row.work and row.value in r.values)
-    return {r.round: r.values[row.value] for r in mine}
+    mine = _values(records, name, row.work, row.value)
+    return mine if row.over is None else _ratios(mine, _values(records, name, row.over, row.value))
 
 
-def _ratios(mine: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
-    return [mine[number] / theirs[number] for number in mine if theirs.get(number, 0.0) > 0]
+def _values(records: Sequence[Record], name: str, work: str, value: str) -> dict[int, float]:
+    return {r.round: r.values[value] for r in records if r.name == name and r.work == work and value in r.values}
+
+
+def _ratios(mine: Mapping[int, float], theirs: Mapping[int, float]) -> dict[int, float]:
+    return {number: mine[number] / theirs[number] for number in mine if theirs.get(number, 0.0) > 0}
 
 
 def _spread(values: Sequence[float], decimals: int) -> str:
@@ -95,15 +114,22 @@ def notes(records: Sequence[Record], names: Sequence[str]) -> list[str]:
     """Say what makes this run less trustworthy."""
     found = []
     for name in names:
-        shares = [r.values["others"] for r in records if r.name == name and "others" in r.values]
+        shares = _all(records, name, "others")
         if shares and statistics.median(shares) > BUSY:
             found.append(f"{name}: other processes used {statistics.median(shares):.0%} of its CPU")
-        merged = max((r.values["merged"] for r in records if r.name == name and "merged" in r.values), default=0.0)
+        retries = min(_all(records, name, "retries"), default=1.0)
+        if retries < FEW_RETRIES:
+            found.append(f"{name}: as few as {retries:.2f} retries per request: its row shows less than what one costs")
+        merged = max(_all(records, name, "merged"), default=0.0)
         if merged > MERGED:
             found.append(
                 f"{name}: the replicas were late and wrote up to {merged:.1f} events at once: too cheap an event"
             )
     return found
+
+
+def _all(records: Sequence[Record], name: str, value: str) -> list[float]:
+    return [r.values[value] for r in records if r.name == name and value in r.values]
 
 
 def failures(records: Sequence[Record]) -> list[str]:
