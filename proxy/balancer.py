@@ -168,6 +168,10 @@ class Fleet:
 
         Rules 1 to 3 of section 3. The same calls in the same order give the same choices. Sets `left_out`.
         """
+        candidates = self._candidates(now, tried)
+        return candidates if isinstance(candidates, Rejection) else self._least(candidates)
+
+    def _candidates(self, now: float, tried: int) -> int | Rejection:
         self.left_out = self.left_full = 0
         usable = self._members & ~self._draining & ~tried
         if not usable:
@@ -188,7 +192,7 @@ class Fleet:
                 return Rejection.QUEUE_DEPTH
         if self._penalized:
             candidates = (candidates & ~self._still_penalized(now)) or candidates
-        return self._least(candidates)
+        return candidates
 
     def _least(self, candidates: int) -> Backend:
         for level in self._order:
@@ -208,25 +212,29 @@ class Fleet:
 
     def refusal(self, now: float, tried: int = 0) -> Rejection | None:
         """Say why `choose` would find nobody, None when it would find a backend; takes no turn of the round robin."""
-        cursor = self._cursor
-        found = self.choose(now, tried)
-        self._cursor = cursor
+        found = self._candidates(now, tried)
         return found if isinstance(found, Rejection) else None
 
     def excluded(self, now: float, tried: int = 0) -> dict[str, list[str]] | None:
         """Name, by reason, the backends that a choice at `now` leaves out or ranks behind; None when there are none."""
         if not tried and not self.some_apart:
             return None
-        masks = {
-            "draining": self._draining,
-            "tried": tried & self._members,
-            "connection_limit": self._full,
-            "unhealthy": self._unhealthy,
-            "breaker": self._blocked(now),
-            "queue_depth": self.fresh_overloaded(now),
-            "retry_after": self._still_penalized(now),
-        }
-        return {reason: self._named(mask) for reason, mask in masks.items() if mask} or None
+        found: dict[str, list[str]] = {}
+        if self._draining:
+            found["draining"] = self._named(self._draining)
+        if tried & self._members:
+            found["tried"] = self._named(tried & self._members)
+        if self._full:
+            found["connection_limit"] = self._named(self._full)
+        if self._unhealthy:
+            found["unhealthy"] = self._named(self._unhealthy)
+        if self._tripped and (blocked := self._blocked(now)):
+            found["breaker"] = self._named(blocked)
+        if self._overloaded and (overloaded := self.fresh_overloaded(now)):
+            found["queue_depth"] = self._named(overloaded)
+        if self._penalized and (penalized := self._still_penalized(now)):
+            found["retry_after"] = self._named(penalized)
+        return found or None
 
     def _named(self, mask: int) -> list[str]:
         """Name the backends of a mask; the same masks come again and again, so a few are remembered."""

@@ -31,6 +31,7 @@ class BreakerState(Enum):
 
 
 _CLOSED, _HALF_OPEN, _OPEN = BreakerState
+_SUCCESS, _FAILURE = Verdict.SUCCESS, Verdict.FAILURE
 
 
 class Breaker:
@@ -80,12 +81,12 @@ class Breaker:
         """Take the one verdict of an attempt; `probe` is what `enter` said of it."""
         if probe:
             self.probing = False
-        if verdict is Verdict.SUCCESS:
+        if verdict is _SUCCESS:
             self.state = _CLOSED
             self.failures = 0
             self.sound = True
             self._cooldown_s = self._first_cooldown_s
-        elif verdict is Verdict.FAILURE:
+        elif verdict is _FAILURE:
             self.sound = False
             self._fail(probe, now)
 

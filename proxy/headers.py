@@ -317,6 +317,8 @@ def client_head(head: ResponseHead, side: ClientSide) -> bytes:
 
 def retry_after_s(value: bytes, wall_now: float) -> float | None:
     """Read Retry-After as seconds from now (RFC 9110 section 10.2.3: seconds or a date); None when malformed."""
+    if value.isdigit() and len(value) <= 12:
+        return float(value)
     text = value.decode("latin-1").strip()
     if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", text):
         return float(text)

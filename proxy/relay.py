@@ -189,8 +189,8 @@ class Attempt:
             delay = None if head.retry_after is None else retry_after_s(head.retry_after, endpoint.wall_clock())
             endpoint.fleet.penalize(self.backend, delay, now)
         keep = status in RETRYABLE_STATUSES and exchange.may_try_another(now)
-        if not keep and 0 < head.length == len(data) - end and not exchange.head.bodyless_response:
-            self._pass_whole(head, data, end)
+        if 0 < head.length == len(data) - end <= KEPT_BYTES and not exchange.head.bodyless_response:
+            self._take_whole(head, data, end, keep=keep)
             return
         self.phase = _KEEPING if keep else _HELD
         if head.has_body and not exchange.head.bodyless_response:
@@ -205,13 +205,17 @@ class Attempt:
                 self._first = data
             self.upstream_data(data[end:])
 
-    def _pass_whole(self, head: ResponseHead, data: bytes, end: int) -> None:
-        """Pass on a response that came in one read, as most unary ones do."""
+    def _take_whole(self, head: ResponseHead, data: bytes, end: int, *, keep: bool) -> None:
+        """Pass on, or keep, a response that came in one read, as most unary ones do."""
         self._judge()
         exchange = self.exchange
-        exchange.begin_whole(head, data, end)
+        if not keep:
+            exchange.begin_whole(head, data, end)
         self._settle(reusable=head.keep_alive and not self._unsent())
-        exchange.response_ended()
+        if keep:
+            exchange.kept_response(head, data[end:])
+        else:
+            exchange.response_ended()
 
     @property
     def all_sent(self) -> bool:
@@ -261,8 +265,8 @@ class Attempt:
             self.judged = True
             head = self.head
             assert head is not None
-            if head.status < 400 and not self.probe and self.backend.breaker.sound:
-                return  # nothing to change, and this is nearly every request
+            if head.status < 500 and not self.probe and self.backend.breaker.sound:
+                return  # neither a good verdict nor a neutral one changes anything, and this is nearly every request
             verdict = judge_status(head.status, head.retry_after is not None)
             self.exchange.endpoint.fleet.record_verdict(self.backend, verdict, self.probe, monotonic())
 
