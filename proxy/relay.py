@@ -226,7 +226,7 @@ class Attempt:
         """Tell whether part of the request is not sent yet, so that its connection cannot be used again."""
         connection = self.connection
         assert connection is not None
-        return self._sender is not None or connection.paused or connection.transport.get_write_buffer_size() > 0
+        return self._sender is not None or connection.holds_back
 
     def _feed(self, data: bytes) -> tuple[bytes, int] | None:
         """Feed the body; None after a framing error, which was dealt with."""

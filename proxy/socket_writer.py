@@ -40,6 +40,11 @@ class SocketWriter(asyncio.Protocol):
         self._fd = -1
         self._held = True
 
+    @property
+    def holds_back(self) -> bool:
+        """True while bytes that were sent have not reached the socket."""
+        return self._held and self.transport.get_write_buffer_size() > 0
+
     def send(self, data: bytes) -> None:
         """Send bytes, behind all that were sent before; never blocks."""
         if self._held:
