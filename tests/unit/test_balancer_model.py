@@ -78,7 +78,8 @@ class Balancing(RuleBasedStateMachine):
         members = list(self.fleet)
         assert (self.fleet.refusal(self.now, tried) is None) == isinstance(self.preview(tried), Backend)
         expected = self.naive.choose(members, self.now, tried)
-        found = self.fleet.choose(self.now, tried)
+        alike = not tried and not self.fleet.some_apart
+        found = self.fleet.choose_of_all() if alike else self.fleet.choose(self.now, tried)
         assert found is expected
         usable = [b for b in members if not b.draining and not b.bit & tried]
         full = [b for b in usable if b.active >= self.naive.config.max_connections_per_backend]

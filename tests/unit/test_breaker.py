@@ -144,7 +144,10 @@ def test_there_is_one_probe_at_a_time_and_its_slot_always_comes_back(
             outstanding += entered
         else:
             probe = probe and outstanding > 0
+            before = [getattr(breaker, name) for name in Breaker.__slots__]
+            settled = breaker.sound and not probe and step is not FAILURE
             breaker.record(step, probe, now)
+            assert not settled or before == [getattr(breaker, name) for name in Breaker.__slots__]
             outstanding -= probe
         assert outstanding <= 1
         assert breaker.probing == (outstanding == 1)
