@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy.config import Config
-from proxy.framing import MORE, SIZE_LINES, WHOLE_CHUNK_BYTES, FramingError, Scanner
+from proxy.framing import MORE, SIZE_LINES, SIZES_AT, WHOLE_CHUNK_BYTES, FramingError, Scanner
 from proxy.socket_writer import SocketWriter
 from proxy.upstream import Backend
 
@@ -75,7 +75,7 @@ class UpstreamConnection(SocketWriter):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         n = len(data)
-        if self._at_chunk and n < WHOLE_CHUNK_BYTES and data.startswith(SIZE_LINES[n]) and data.endswith(b"\r\n"):
+        if self._at_chunk and n < WHOLE_CHUNK_BYTES and data[SIZES_AT[n]] == SIZE_LINES[n] and data[-2:] == b"\r\n":
             self.spliced += n
             self._sink.send(data)  # type: ignore[union-attr]  # set together with `_at_chunk`
             return

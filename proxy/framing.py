@@ -92,6 +92,7 @@ def _size_line(n: int) -> bytes:
 
 
 SIZE_LINES = [_size_line(n) for n in range(WHOLE_CHUNK_BYTES)]
+SIZES_AT = [slice(len(line)) for line in SIZE_LINES]
 
 _sizes: dict[bytes, int] = {}
 

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+
 import h11
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.framing import MAX_CHUNK_LINE, MAX_TRAILERS, ChunkScanner, CloseScanner, FramingError, LengthScanner
+from proxy.backend_url import parse_backend_url
+from proxy.breaker import Breaker
+from proxy.connector import UpstreamConnection
+from proxy.framing import (
+    MAX_CHUNK_LINE,
+    MAX_TRAILERS,
+    MORE,
+    SIZE_LINES,
+    SIZES_AT,
+    WHOLE_CHUNK_BYTES,
+    ChunkScanner,
+    CloseScanner,
+    FramingError,
+    LengthScanner,
+)
+from proxy.socket_writer import SocketWriter
+from proxy.upstream import Backend, Health
 from tests.unit.kit import chunked
 
 Read = tuple[int, bytes, bool]  # bytes of the message (-1: it goes on), its content, whether content has begun
@@ -221,3 +239,87 @@ def test_a_body_to_the_end_of_file_has_no_other_end() -> None:
     scanner = CloseScanner()
     assert (scanner.feed(b""), scanner.started) == (-1, False)
     assert (scanner.feed(b"0\r\n\r\n"), scanner.started) == (-1, True)
+
+
+def test_the_table_of_size_lines_knows_every_whole_chunk_and_nothing_else() -> None:
+    known = {}
+    for size in range(1, WHOLE_CHUNK_BYTES):
+        chunk = b"%x\r\n%b\r\n" % (size, b"x" * size)
+        known[len(chunk)] = chunk
+    for n in range(WHOLE_CHUNK_BYTES):
+        expected = known.get(n)
+        for piece in [b"1" * n, b"0" * n, bytes(n), *([expected] if expected else [])]:
+            assert (piece[SIZES_AT[n]] == SIZE_LINES[n]) == (piece is expected), (n, piece[:8])
+
+
+class Lessee:
+    """What a splice hands over: the first piece at which it had to stop, and why."""
+
+    def __init__(self) -> None:
+        self.stopped: tuple[bytes, int | str] | None = None
+
+    def upstream_spliced(self, data: bytes, end: int | FramingError) -> None:
+        self.stopped = data, end if isinstance(end, int) else str(end)
+
+    def upstream_data(self, data: bytes) -> None:
+        raise AssertionError("a splice asks for nothing")
+
+    upstream_ended = upstream_paused = upstream_data
+
+
+class Sink(SocketWriter):
+    """What was sent."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def send(self, data: bytes) -> None:
+        self.pieces.append(data)
+
+
+def spliced(pieces: list[bytes]) -> tuple[list[bytes], tuple[bytes, int | str] | None, int]:
+    """Let pieces through a splice until it stops."""
+    backend = Backend(parse_backend_url("http://a:1"), required=True, breaker=Breaker(0, 1.0, 1.0), health=Health(1, 1))
+    connection, lessee, sink = UpstreamConnection(backend, lambda _: None), Lessee(), Sink()
+    connection.lessee = lessee  # type: ignore[assignment]
+    connection.splice(ChunkScanner(), sink)
+    for piece in pieces:
+        connection.data_received(piece)
+        if lessee.stopped:
+            break
+    return sink.pieces, lessee.stopped, connection.spliced
+
+
+def scanned(pieces: list[bytes]) -> tuple[list[bytes], tuple[bytes, int | str] | None, int]:
+    """Say what a splice has to do: ask the scanner about every piece."""
+    scanner, passed = ChunkScanner(), list[bytes]()
+    for piece in pieces:
+        try:
+            end = scanner.feed(piece)
+        except FramingError as e:
+            return passed, (piece, str(e)), sum(map(len, passed))
+        if end != MORE:
+            return passed, (piece, end), sum(map(len, passed))
+        passed.append(piece)
+    return passed, None, sum(map(len, passed))
+
+
+CHUNKS = st.builds(
+    lambda size, form, ending: form.encode() % size + b"x" * size + ending,
+    st.one_of(st.integers(1, 300), st.sampled_from([4080, 4088, 4089, 4090, 5000])),
+    st.sampled_from(["%x\r\n", "%x\r\n", "%X\r\n", "0%x\r\n", "%x;a=b\r\n", "%x \r\n", "%x\n"]),
+    st.sampled_from([b"\r\n"] * 6 + [b"\n\r", b"\r", b"xx", b""]),
+)
+
+
+@settings(max_examples=500)
+@given(st.lists(st.one_of(CHUNKS, st.just(b"0\r\n\r\n"), st.binary(max_size=12)), max_size=8), st.data())
+def test_a_splice_passes_on_what_the_scanner_would_and_stops_where_it_would(
+    parts: list[bytes], data: st.DataObject
+) -> None:
+    whole = b"".join(parts)
+    ends = [sum(map(len, parts[: n + 1])) for n in range(len(parts))]
+    cuts = data.draw(st.lists(st.one_of(st.sampled_from(ends or [0]), st.integers(0, len(whole))), max_size=10))
+    places = sorted({0, len(whole), *cuts})
+    pieces = [whole[a:b] for a, b in itertools.pairwise(places)]
+    assert spliced(pieces) == scanned(pieces)
