@@ -1,101 +1,135 @@
 """GET requests to one backend over a connection of its own, for health probes and queue samples.
 
-Owns that connection and the reading of its responses. The body is given away piece by piece from a buffer that all
-probes share, so that a page of metrics costs no memory of its own. Client traffic never meets these connections.
+Owns that connection: making it, asking on it, and the time that an answer may take. How answers are read, and what
+comes on a kept connection while nobody asks, is collector.py's where it can be, and the loop's where not: the first
+answer of a connection, TLS, short limits, and answers that are late or come in parts. Client traffic never meets these
+connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import cast
+import os
+from typing import Protocol, cast
 
-from proxy import wire
+from proxy.collector import PATIENCE_S, Collector
 from proxy.connector import Connector
-from proxy.framing import ChunkScanner, FramingError
-from proxy.head_memo import LineKinds, read_response
-from proxy.headers import Framing, HeadError, ResponseHead
+from proxy.framing import FramingError
+from proxy.headers import HeadError
+from proxy.probe_response import BodySink, ResponseReader
 from proxy.upstream import Backend
 
-PLAIN_HEAD_BYTES = 1024
-MAX_HEAD_BYTES = 64 * 1024
-MAX_RESPONSE_BYTES = 4 * 2**20  # of one response, interim ones included: a page that never ends holds up the traffic
-BUFFER_BYTES = 256 * 1024
-
-_line_kinds = LineKinds()  # of heads without credentials
-
-BodySink = Callable[[memoryview], None]
-Done = Callable[[int | Exception], None]
+MIN_COLLECTED_LIMIT_S = 4 * PATIENCE_S  # a shorter limit is kept by the loop, to the millisecond
 
 
 class ProbeFailed(Exception):
     """The probe got no whole HTTP response."""
 
 
-class ProbeClient:
-    """One GET at a time on a connection that is kept alive; `buffer` is shared with other probes of the process."""
+class Asker(Protocol):
+    """Who asks, and is told what comes of it."""
 
-    def __init__(self, backend: Backend, connector: Connector, buffer: bytearray) -> None:
+    @property
+    def body(self) -> BodySink:
+        """What takes the pieces of a response's body, each valid during its call only."""
+
+    def late(self) -> None:
+        """Learn that the answer to the present request may take long; called at most once for each."""
+
+    def answered(self, result: int | Exception) -> None:
+        """Take the status of a whole response, or a ProbeFailed or OSError (TimeoutError: the limit has passed)."""
+
+
+class ProbeClient:
+    """One GET at a time on a connection that is kept alive; each may take `limit_s` seconds.
+
+    `waiting` is True from `start` until the asker is told the result.
+    """
+
+    __slots__ = (
+        *("_again", "_asker", "_backend", "_began", "_collector", "_connection", "_connector", "_dialling", "_limit_s"),
+        *("_reader", "_request", "_timer", "waiting"),
+    )
+
+    def __init__(
+        self, backend: Backend, path: str, limit_s: float, asker: Asker, connector: Connector, collector: Collector
+    ) -> None:
         self._backend = backend
+        self._request = b"GET %b HTTP/1.1\r\nHost: %b\r\nAccept: */*\r\n\r\n" % (path.encode(), backend.authority)
+        self._limit_s = limit_s
+        self._asker = asker
         self._connector = connector
-        self._view = memoryview(buffer)
+        self._collector = collector
+        self._reader = ResponseReader(collector.buffer, asker.body)
         self._connection: _Connection | None = None
         self._dialling: asyncio.Task[None] | None = None
-        self._path = ""
-        self._sink: BodySink | None = None
-        self._done: Done | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._began = 0.0
         self._again = False  # a kept connection is in use: when it proves dead, another one is made
-        self._last_raw = b""
-        self._last_head: ResponseHead | None = None
-        self._reset()
+        self.waiting = False
 
-    def _reset(self) -> None:
-        self._head = b""
-        self._taken = 0
-        self._status = 0
-        self._left = -1  # bytes of the body still to come; -1: not known by length
-        self._chunks: ChunkScanner | None = None
-        self._keep_alive = False
+    def start(self, now: float) -> None:
+        """Send one GET, `now` in the loop's time; a kept connection that proves dead is replaced.
 
-    def start(self, path: str, sink: BodySink | None, done: Done) -> None:
-        """Send one GET; `done` gets the status of the whole response, or an OSError or ProbeFailed.
-
-        `sink` gets the body's pieces as views, each valid during its call only. Nothing limits the time: the caller
-        closes when it has waited enough, and then `done` is not called. A kept connection that proves dead is replaced.
+        The collector must just have been polled, so that nothing on a kept connection is taken for the answer.
         """
-        self._path, self._sink, self._done = path, sink, done
-        self._again = self._connection is not None
-        if self._connection is None:
+        self._began = now
+        self.waiting = True
+        connection = self._connection
+        if connection is None:
             self._dial()
+            return
+        self._again = True
+        if connection.ask(self._request):
+            self._collector.expect(connection, now)
         else:
-            self._send(self._connection)
+            self.overdue()
 
-    async def get(self, path: str, sink: BodySink | None = None) -> int:
-        """Send one GET and return the status of its whole response; see `start`.
+    def close(self) -> None:
+        """Close the connection and forget the request, of which the asker hears no more; the next one dials."""
+        self.waiting = False
+        self._stop_timer()
+        if self._dialling is not None:
+            self._dialling.cancel()
+            self._dialling = None
+        self._drop()
 
-        Raises OSError or ProbeFailed; after cancellation the connection is closed.
-        """
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    def overdue(self) -> None:
+        """Limit the time of the present request, which the collector could not have answered so far."""
+        if self._timer is None:
+            self._timer = self._collector.loop.call_at(self._began + self._limit_s, self._timed_out)
+            self._asker.late()
 
-        def done(result: int | Exception) -> None:
-            if not future.done():
-                if isinstance(result, int):
-                    future.set_result(result)
-                else:
-                    future.set_exception(result)
+    def _timed_out(self) -> None:
+        self.close()
+        self._asker.answered(TimeoutError())
 
-        self.start(path, sink, done)
-        try:
-            return await future
-        except BaseException:  # cancelled as well: the connection would bring a late answer
-            self.close()
-            raise
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _drop(self) -> None:
+        self._reader.restart()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+
+    def _end(self, result: int | Exception) -> None:
+        self.waiting = False
+        if self._timer is not None:
+            self._stop_timer()
+        self._asker.answered(result)
 
     def _dial(self) -> None:
-        self._dialling = asyncio.get_running_loop().create_task(self._connect())
+        self.overdue()
+        self._again = False
+        self._dialling = self._collector.loop.create_task(self._connect())
+        self._collector.dials.add(self._dialling)
+        self._dialling.add_done_callback(self._collector.dials.discard)
 
     async def _connect(self) -> None:
-        connection = _Connection(self, self._view)
+        connection = _Connection(self, self._collector, self._limit_s >= MIN_COLLECTED_LIMIT_S)
         try:
             await self._connector.connect(self._backend, lambda: connection)
         except OSError as e:
@@ -110,159 +144,145 @@ class ProbeClient:
         if connection.ended:
             self.lost(connection, None)
         else:
-            self._send(connection)
-
-    def _send(self, connection: _Connection) -> None:
-        self._reset()
-        connection.write(
-            b"GET %b HTTP/1.1\r\nHost: %b\r\nAccept: */*\r\n\r\n" % (self._path.encode(), self._backend.authority)
-        )
-
-    def close(self) -> None:
-        """Close the connection and forget the request; the next one makes a new connection."""
-        self._done = self._sink = None
-        if self._dialling is not None:
-            self._dialling.cancel()
-            self._dialling = None
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.abort()
-
-    def _end(self, result: int | Exception) -> None:
-        done = self._done
-        self._done = self._sink = None
-        if not self._keep_alive:
-            self.close()
-        if done is not None:
-            done(result)
+            connection.ask(self._request)
 
     # ------------------------------------------------------------------ events of the present connection
 
-    def took(self, connection: _Connection, nbytes: int) -> None:
-        """Take the bytes that stand in the shared buffer now."""
+    def took(self, connection: _Connection, nbytes: int) -> bool:
+        """Take the bytes that stand in the shared buffer now; True when no more of them are to come."""
         if connection is not self._connection:
-            return
-        if self._done is None:
-            self.close()  # bytes that nobody asked for
-            return
+            return True
+        if not self.waiting:
+            self._drop()  # bytes that nobody asked for
+            return True
         self._again = False
-        self._taken += nbytes
         try:
-            if self._taken > MAX_RESPONSE_BYTES:
-                raise HeadError(502, "the response does not end")
-            self._take(self._view[:nbytes])
+            if not self._reader.feed(nbytes):
+                return False
         except (HeadError, FramingError) as e:
-            self._keep_alive = False
+            self._drop()
             self._end(ProbeFailed(str(e)))
+            return True
+        if not self._reader.keep_alive:
+            self._drop()
+        elif not connection.kept:
+            connection.rest()
+        self._end(self._reader.status)
+        return True
 
     def lost(self, connection: _Connection, error: BaseException | None) -> None:
         """Take the end of the connection; it ends a response that has no other end."""
         if connection is not self._connection:
             return
-        self._connection = None
-        self._keep_alive = False
-        if self._done is None:
+        whole = error is None and self._reader.ends_with_connection
+        self._drop()
+        if not self.waiting:
             return
-        if self._status and self._left < 0 and self._chunks is None and error is None:
-            self._end(self._status)
+        if whole:
+            self._end(self._reader.status)
         elif self._again:
-            self._again = False
             self._dial()
         else:
             self._end(error if isinstance(error, OSError) else ProbeFailed("the connection ended before the response"))
 
-    # ------------------------------------------------------------------ the response
-
-    def _take(self, data: memoryview) -> None:
-        if not self._status:
-            rest = self._take_plain_head(data)
-            if rest is None:
-                rest = self._take_heads(self._head + bytes(data))
-            if rest is None:
-                return
-            data = rest
-        self._take_body(data)
-
-    def _take_plain_head(self, data: memoryview) -> memoryview | None:
-        """Take a final head that came in one piece, without copying the page behind it; None: look more closely."""
-        if self._head:
-            return None
-        first = bytes(data[:PLAIN_HEAD_BYTES])
-        end = first.find(b"\r\n\r\n") + 4
-        if end < 4 or not self._take_head(first[:end]):
-            return None
-        return data[end:]
-
-    def _take_heads(self, whole: bytes) -> memoryview | None:
-        """Take interim heads and the final one; gives what follows it, None while it is not complete."""
-        start = 0
-        while True:
-            end = whole.find(b"\r\n\r\n", start) + 4
-            if end < 4:
-                self._head = whole[start:]
-                if len(self._head) > MAX_HEAD_BYTES or not wire.may_begin_response(self._head):
-                    raise HeadError(502, "no HTTP response")
-                return None
-            if self._take_head(whole[start:end]):
-                return memoryview(whole)[end:]
-            start = wire.skip_interim(whole, end)
-
-    def _take_head(self, raw: bytes) -> bool:
-        """Take one head; False when it is an interim one."""
-        if raw == self._last_raw:
-            head = self._last_head
-        else:
-            head = read_response(raw, _line_kinds) or wire.parse_response(raw)
-            self._last_raw, self._last_head = raw, head
-        if head is None:
-            return False
-        self._status = head.status
-        self._keep_alive = head.keep_alive and head.framing is not Framing.CLOSE
-        if head.framing is Framing.CHUNKED:
-            self._chunks = ChunkScanner([])
-        elif head.framing is not Framing.CLOSE:
-            self._left = head.length
-        return True
-
-    def _take_body(self, data: memoryview) -> None:
-        if self._chunks is not None:
-            end = self._chunks.feed(bytes(data))
-            assert self._chunks.pieces is not None
-            self._give(memoryview(b"".join(self._chunks.pieces)))
-            self._chunks.pieces.clear()
-            if end >= 0:
-                self._keep_alive = self._keep_alive and end == len(data)
-                self._end(self._status)
-        elif self._left < 0:
-            self._give(data)
-        else:
-            self._give(data[: self._left])
-            self._keep_alive = self._keep_alive and len(data) <= self._left
-            self._left = max(self._left - len(data), 0)
-            if self._left == 0:
-                self._end(self._status)
-
-    def _give(self, piece: memoryview) -> None:
-        if self._sink is not None and piece:
-            self._sink(piece)
-
 
 class _Connection(asyncio.BufferedProtocol):
-    """One connection of a ProbeClient, which may have a new one before this one is quite gone."""
+    """One connection of a ProbeClient, which may have a new one before this one is quite gone.
 
-    def __init__(self, client: ProbeClient, view: memoryview) -> None:
+    While it is `kept`, the collector reads it; otherwise the loop does. A plain socket is the transport's, and open at
+    least until `connection_lost` was called (see socket_writer.py).
+    """
+
+    __slots__ = ("_client", "_collected", "_collector", "_fd", "_transport", "_views", "ended", "kept")
+
+    def __init__(self, client: ProbeClient, collector: Collector, collected: bool) -> None:
         self._client = client
-        self._view = view
+        self._collector = collector
+        self._collected = collected
+        self._views = [memoryview(collector.buffer)]
         self._transport: asyncio.Transport | None = None
+        self._fd = -1
+        self.kept = False
         self.ended = False
+
+    # ------------------------------------------------------------------ for the client
+
+    def ask(self, request: bytes) -> bool:
+        """Send a request; True when the collector is to look for its answer."""
+        assert self._transport is not None
+        if self.kept:
+            try:
+                sent = os.write(self._fd, request)
+            except OSError:  # the transport meets it again
+                sent = 0
+            if sent == len(request):
+                return True
+            self._wake()
+            request = request[sent:]
+        self._transport.write(request)
+        return False
+
+    def rest(self) -> None:
+        """Leave what comes next to the collector, where that is possible; the response before is whole."""
+        assert self._transport is not None
+        if self._collected and self._fd >= 0 and not self._transport.get_write_buffer_size():
+            self._transport.pause_reading()
+            self._collector.keep(self._fd, self)
+            self.kept = True
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._forget()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _forget(self) -> None:
+        if self.kept:
+            self.kept = False
+            self._collector.forget(self._fd)
+
+    def _wake(self) -> None:
+        """Have the loop read again."""
+        assert self._transport is not None
+        self._forget()
+        self._transport.resume_reading()
+
+    # ------------------------------------------------------------------ for the collector
+
+    def readable(self) -> None:
+        """See collector.Kept."""
+        while True:
+            try:
+                nbytes = os.readv(self._fd, self._views)
+            except BlockingIOError:
+                if self._client.waiting:
+                    self.overdue()
+                return
+            except OSError as e:
+                self._end(e)
+                return
+            if not nbytes:
+                self._end(None)
+                return
+            if self._client.took(self, nbytes):
+                return
+
+    def overdue(self) -> None:
+        """See collector.Kept."""
+        self._wake()
+        self._client.overdue()
+
+    # ------------------------------------------------------------------ for the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.BaseProtocol."""
         self._transport = cast(asyncio.Transport, transport)
+        if transport.get_extra_info("ssl_object") is None:
+            self._fd = transport.get_extra_info("socket").fileno()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio.BufferedProtocol."""
-        return self._view
+        return self._views[0]
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio.BufferedProtocol."""
@@ -274,19 +294,11 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio.BaseProtocol."""
+        self._forget()
+        self._fd = -1
         self._end(exc)
 
     def _end(self, error: BaseException | None) -> None:
         if not self.ended:
             self.ended = True
             self._client.lost(self, error)
-
-    def write(self, data: bytes) -> None:
-        """Send bytes."""
-        assert self._transport is not None
-        self._transport.write(data)
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self._transport is not None:
-            self._transport.abort()

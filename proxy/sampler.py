@@ -1,98 +1,78 @@
 """Reads every backend's queue depth, `--queue-interval` apart, over a connection of its own each.
 
-Owns the clock of the samples: one timer for all backends, callbacks instead of tasks, since this runs ten times a
-second for every backend for weeks. Samples of one backend never overlap, and no request ever waits for one.
+Owns what a sample is: which page is asked for, how long it may take, and what its answer means. Runs ten times a second
+for every backend for weeks: callbacks instead of tasks, and as few of them as can be. Samples of one backend never
+overlap, and no request ever waits for one.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from proxy.collector import Collector
 from proxy.probe_client import ProbeClient
 from proxy.queue_depth import DepthReader
+from proxy.turns import Turns
 from proxy.upstream import Backend
 
 if TYPE_CHECKING:
     from proxy.endpoint import Endpoint
 
 MAX_SAMPLE_S = 5.0  # a page that takes longer is given up: its connection may be dead
-BATCH = 16  # backends that are asked at once; more of them take turns within the interval
 
 
 class _Sampled:
     """One backend that is sampled."""
 
-    __slots__ = ("_client", "_endpoint", "_path", "_reader", "_since", "backend")
+    __slots__ = ("_backend", "_client", "_fleet", "_reader", "body")
 
-    def __init__(self, backend: Backend, endpoint: Endpoint, path: str, buffer: bytearray) -> None:
-        self.backend = backend
-        self._endpoint = endpoint
-        self._path = path
-        self._client = ProbeClient(backend, endpoint.connector, buffer)
+    def __init__(self, backend: Backend, endpoint: Endpoint, path: str, collector: Collector) -> None:
+        self._backend = backend
+        self._fleet = endpoint.fleet
         self._reader = DepthReader(endpoint.config.engine)
-        self._since: float | None = None  # when the sample that is under way began
+        self.body = self._reader.feed
+        limit_s = max(MAX_SAMPLE_S, endpoint.config.queue_interval_s)
+        self._client = ProbeClient(backend, path, limit_s, self, endpoint.connector, collector)
 
-    def sample(self, now: float) -> None:
+    def turn(self, now: float) -> None:
         """Begin a sample unless one is under way."""
-        if self._since is not None:
-            if now - self._since < max(MAX_SAMPLE_S, self._endpoint.config.queue_interval_s):
-                return
-            self._client.close()
-        self._since = now
-        self._reader.begin()
-        self._client.start(self._path, self._reader.feed, self._done)
+        if not self._client.waiting:
+            self._reader.begin()
+            self._client.start(now)
 
-    def _done(self, result: int | Exception) -> None:
-        self._since = None
+    def late(self) -> None:
+        """See probe_client.Asker; turns are left out until the sample ends."""
+
+    def answered(self, result: int | Exception) -> None:
+        """See probe_client.Asker."""
         if result == 200:
             depth = self._reader.finish()
             if depth is not None:
-                self._endpoint.fleet.record_depth(self.backend, depth, time.monotonic())
+                self._fleet.record_depth(self._backend, depth, time.monotonic())
 
     def close(self) -> None:
-        """End sampling."""
+        """End the samples; the connection closes."""
         self._client.close()
 
 
 class QueueSampler:
     """The samples of all backends; runs from the first `add` until the last `remove`."""
 
-    def __init__(self, endpoint: Endpoint, path: str, buffer: bytearray) -> None:
+    def __init__(self, endpoint: Endpoint, path: str, collector: Collector) -> None:
         self._endpoint = endpoint
         self._path = path
-        self._buffer = buffer
-        self._sampled: list[_Sampled] = []
-        self._next = 0  # index of the backend whose turn it is
-        self._due = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._collector = collector
+        self._sampled: dict[Backend, _Sampled] = {}
+        self._turns = Turns(endpoint.loop, endpoint.config.queue_interval_s, collector.poll)
 
     def add(self, backend: Backend) -> None:
         """Sample a backend from now on."""
-        self._sampled.append(_Sampled(backend, self._endpoint, self._path, self._buffer))
-        if self._timer is None:
-            self._due = self._endpoint.loop.time()
-            self._timer = self._endpoint.loop.call_at(self._due, self._tick)
+        self._sampled[backend] = sampled = _Sampled(backend, self._endpoint, self._path, self._collector)
+        self._turns.add(sampled, 0.0)
 
     def remove(self, backend: Backend) -> None:
-        """Sample a backend no more."""
-        for sampled in self._sampled:
-            if sampled.backend is backend:
-                sampled.close()
-        self._sampled = [s for s in self._sampled if s.backend is not backend]
-        if not self._sampled and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _tick(self) -> None:
-        loop, sampled = self._endpoint.loop, self._sampled
-        turns = -(-len(sampled) // BATCH)
-        self._due = max(self._due + self._endpoint.config.queue_interval_s / turns, loop.time())
-        self._timer = loop.call_at(self._due, self._tick)
-        batch = -(-len(sampled) // turns)
-        first = self._next if self._next < len(sampled) else 0
-        now = time.monotonic()
-        for one in sampled[first : first + batch]:
-            one.sample(now)
-        self._next = first + batch
+        """Sample a backend no more; its connection closes."""
+        sampled = self._sampled.pop(backend)
+        self._turns.remove(sampled)
+        sampled.close()

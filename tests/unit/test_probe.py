@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,6 +16,7 @@ from proxy.config import parse_options
 from proxy.endpoint import Endpoint
 from proxy.probe import MIN_INTERVAL_S, Prober
 from proxy.probe_client import ProbeClient
+from proxy.turns import BATCH
 from proxy.upstream import Backend
 from tests.unit.kit import Log, ask, rig
 from tests.unit.sockets import OK, Behave, Server, hang, on_both_loops, then_close
@@ -41,17 +44,22 @@ class Replica(Server):
         return sum(request.startswith(b"GET %b " % path) for request in self.requests)
 
 
+def prober_of(urls: list[str], options: dict[str, object], log: Log) -> tuple[Endpoint, Prober]:
+    quick: dict[str, object] = {"health_interval": 0.02, "health_timeout": 5, "queue_interval": 0.02}
+    config, errors = parse_options({"listen_port": 0, "backend": urls} | quick | options, "test")
+    assert config is not None, errors
+    endpoint = Endpoint(config, log.as_access_log(), asyncio.get_running_loop())
+    prober = Prober(endpoint)
+    endpoint.probes = prober
+    return endpoint, prober
+
+
 @asynccontextmanager
 async def watching(replica: Replica, **options: object) -> AsyncIterator[tuple[Endpoint, Backend, Log]]:
     listening = await asyncio.start_server(replica.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    quick = {"health_interval": 0.02, "health_timeout": 5, "queue_interval": 0.02}
-    config, errors = parse_options({"listen_port": 0, "backend": [url]} | quick | options, "test")
-    assert config is not None, errors
     log = Log()
-    endpoint = Endpoint(config, log.as_access_log(), asyncio.get_running_loop())
-    prober = Prober(endpoint)
-    endpoint.probes = prober
+    endpoint, prober = prober_of([url], options, log)
     [backend] = endpoint.fleet
     prober.start(backend)
     try:
@@ -111,13 +119,13 @@ async def test_a_backend_that_refuses_everybody_is_not_probed_once_for_each() ->
 async def test_what_this_process_lacks_says_nothing_of_a_backend(monkeypatch: pytest.MonkeyPatch, missing: int) -> None:
     asked: list[int] = []
 
-    async def fail(client: ProbeClient, path: str) -> int:
+    def fail(client: ProbeClient, now: float) -> None:
         asked.append(missing)
-        raise OSError(missing, "said by the test")
+        client._asker.answered(OSError(missing, "said by the test"))
 
     async with watching(Replica()) as (_, backend, log):
         await until(lambda: backend.health.healthy is True)
-        monkeypatch.setattr(ProbeClient, "get", fail)
+        monkeypatch.setattr(ProbeClient, "start", fail)
         await until(lambda: len(asked) > 3)
         assert backend.health.healthy is True
         missing = errno.ECONNREFUSED
@@ -192,6 +200,81 @@ async def test_a_removed_backend_is_asked_no_more() -> None:
         endpoint.remove_backend(backend, 0.0)
         await until(lambda: not replica.open)
         assert list(endpoint.fleet) == []
+
+
+@on_both_loops
+async def test_a_probe_that_is_asked_for_while_one_is_under_way_follows_it() -> None:
+    replica = Replica()
+    async with watching(replica, health_interval=3600) as (endpoint, backend, _):
+        endpoint.probe_now(backend)
+        endpoint.probe_now(backend)
+        await until(lambda: replica.count(b"/health") == 2)
+        await asyncio.sleep(2 * MIN_INTERVAL_S)
+        assert replica.count(b"/health") == 2
+
+
+@on_both_loops
+async def test_a_timeout_says_nothing_while_the_backend_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica()
+    async with watching(replica, health_timeout=0.05, health_fall=1) as (endpoint, backend, _):
+        await until(lambda: backend.health.healthy is True)
+        reads = itertools.count()
+        monkeypatch.setattr(endpoint, "reads_of", lambda backend: next(reads))
+        replica.answers[b"/health"] = hang
+        seen = replica.count(b"/health")
+        await until(lambda: replica.count(b"/health") > seen + 3)
+        assert backend.health.healthy is True
+        monkeypatch.setattr(endpoint, "reads_of", lambda backend: 0)
+        await until(lambda: backend.health.healthy is False)
+
+
+@on_both_loops
+async def test_an_answer_that_takes_longer_than_the_interval_is_waited_for() -> None:
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.2)
+        writer.write(OK)
+
+    replica = Replica(health=slow)
+    async with watching(replica) as (_, backend, _):
+        await until(lambda: replica.count(b"/health") == 3)
+        assert backend.health.healthy is True
+
+
+@on_both_loops
+async def test_many_backends_are_all_asked_and_forgotten_when_they_go() -> None:
+    replica = Replica(metrics=page(7))
+    listening = [await asyncio.start_server(replica.serve, "127.0.0.1", 0) for _ in range(2 * BATCH // 3)]
+    ports = [server.sockets[0].getsockname()[1] for server in listening]
+    urls = [f"http://{host}:{port}" for port in ports for host in ("127.0.0.1", "localhost")]
+    endpoint, prober = prober_of(urls, {}, Log())
+    backends = list(endpoint.fleet)
+    assert len(backends) > BATCH
+    for _ in range(2):
+        for backend in backends:
+            backend.queue_at = 0.0
+            prober.start(backend)
+        began = time.monotonic()
+        await until(lambda began=began: all(b.queue_at > began and b.health.healthy for b in backends))  # type: ignore[misc]
+        for backend in backends:
+            prober.stop(backend)
+        await until(lambda: not replica.open)
+    assert not prober._watches
+    collector = prober._collector
+    assert not collector._kept and not collector._asked and not collector.dials
+    await prober.close()
+    endpoint.departures.close()
+    for server in listening:
+        server.close()
+
+
+@on_both_loops
+async def test_a_removed_backend_whose_probes_are_under_way_leaves_nothing() -> None:
+    replica = Replica(health=hang, metrics=hang)
+    async with watching(replica) as (endpoint, backend, _):
+        await until(lambda: len(replica.open) == 2)
+        endpoint.remove_backend(backend, 0.0)
+        await until(lambda: not replica.open)
+        assert backend.health.healthy is None
 
 
 def test_bytes_of_a_response_are_seen_while_they_come_and_afterwards() -> None:
