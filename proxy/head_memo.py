@@ -188,7 +188,7 @@ def read_response(raw: bytes, kinds: LineKinds) -> ResponseHead | None:
     verbatim, close = True, False
     for line in lines[1:-2]:
         kind = kinds[line]
-        if kind == PLAIN or kind == HOST or kind == EXPECT:
+        if kind == PLAIN or kind in (HOST, EXPECT):
             continue
         if kind == LENGTH:
             if length is not None:

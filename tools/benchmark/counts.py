@@ -86,7 +86,7 @@ def _per_unit(found: dict[Any, int], units: int) -> dict[str, float]:
 
 def left_behind(run: Run, units: int) -> tuple[float, float]:
     """Count, per unit, the memory blocks that stay and the objects that only the garbage collector would free."""
-    for _ in range(4):  # so that every ring holds nothing else
+    for _ in range(8):  # so that every ring and free list holds nothing else
         run(units)
     gc.collect()
     gc.disable()
