@@ -20,8 +20,7 @@ DELAY_S = 0.05
 class Records:
     """Tells of requests that have ended, in their order, at most DELAY_S late; each line bears the time of the end.
 
-    Whoever reads the log's counters or `recent` gets all that ended before: `recent` and every other event of the log
-    have the waiting ones told first.
+    Nobody sees that they wait: whoever asks for `recent`, and every other event of the log, has them told first.
     """
 
     def __init__(self, log: AccessLog, loop: asyncio.AbstractEventLoop) -> None:

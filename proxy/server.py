@@ -30,7 +30,7 @@ from proxy.probe import Prober
 from proxy.stats import final_stats, write_stats
 
 BACKLOG = 4096
-RESERVED_DESCRIPTORS = 32  # for the process itself, its probes and its side port
+RESERVED_DESCRIPTORS = 32  # for the process itself and its side port
 MANY_REQUESTS = 64  # at once, from which a turn of the loop may take long
 CLOSING_S = 1.0  # for sockets to close and tasks to end, after everything was cut
 
@@ -153,13 +153,12 @@ async def _serve(config: Config, log: AccessLog, client_socket: socket.socket, s
     loop.add_signal_handler(signal.SIGQUIT, stop.quit)
     endpoint = Endpoint(config, log, loop)
     endpoint.probes = prober = Prober(endpoint)
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    most_clients = (descriptors - RESERVED_DESCRIPTORS) // 2  # each may need a backend
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_DESCRIPTORS
     listener = Listener(
         loop,
         client_socket,
         lambda: Downstream(endpoint),
-        has_room=lambda: len(endpoint.downstreams) < most_clients,
+        has_room=lambda: len(endpoint.downstreams) + len(endpoint.fleet) < descriptors // 2,  # each may need two
         busy=lambda: len(endpoint.exchanges) >= MANY_REQUESTS,
     )
     await listener.start(BACKLOG)
