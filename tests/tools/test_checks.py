@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tools.checks import GROUPS, Check, checks, close, run, shell_scripts
+from tools.checks import BESIDE, GROUPS, Beside, Check, checks, close, run, shell_scripts
 from tools.launch import ROOT
 
 
@@ -53,3 +54,15 @@ def test_packages_that_cannot_be_installed_are_named_and_nothing_fails(tmp_path:
     assert done.returncode == 0
     assert done.stderr.startswith("not installed here: shellcheck valgrind")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_check_beside_the_others_is_shown_when_it_has_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    with tempfile.TemporaryFile() as output:
+        failing = Beside(Check("beside", (sys.executable, "-c", "import sys; print('said'); sys.exit(3)")), output)
+        name, passed, took = failing.finish()
+    assert (name, passed, took > 0) == ("beside", False, True)
+    assert capfd.readouterr().out == "\n=== beside\nsaid\n"
+
+
+def test_the_check_that_runs_beside_the_others_is_one_of_them(tmp_path: Path) -> None:
+    assert BESIDE in [check.name for check in checks(tmp_path, 4)]
