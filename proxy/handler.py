@@ -35,21 +35,9 @@ class Exchange:
     """
 
     __slots__ = (
-        *("_closes", "_encode", "_kept", "_last_failure"),
-        *("asked", "attempt", "attempts", "begun", "body", "bytes_in", "bytes_out", "choices"),
-        *(
-            "downstream",
-            "ended",
-            "endpoint",
-            "head",
-            "left_full",
-            "left_out",
-            "request_id",
-            "started",
-            "status",
-            "told",
-        ),
-        *("tried",),
+        *("_closes", "_encode", "_kept", "_last_failure", "asked", "attempt", "attempts", "begun", "body", "bytes_in"),
+        *("bytes_out", "choices", "downstream", "ended", "endpoint", "head", "left_full", "left_out", "request_id"),
+        *("started", "status", "told", "tried"),
     )
 
     def __init__(self, downstream: Downstream, head: RequestHead, now: float) -> None:
@@ -230,15 +218,11 @@ class Exchange:
             side = ClientSide(http10=http10, close=self._closes, add_retry_after=add_retry_after, bodyless=bodyless)
             lines = client_head(head, side)[:-2] + endpoint.request_id_line(self.request_id) + b"\r\n"
             self._encode = self._encode or (head.framing is _CLOSE and not http10 and not bodyless)
-            self._write(lines)
-            self.forward(body)
+            self._write(lines + self._framed(body))
         elif whole is not None:
             self._write(whole)
-        elif self._encode:
-            self._write(head.out)
-            self.forward(body)
         else:
-            self._write(head.out + body)
+            self._write(head.out + self._framed(body))
         self.downstream.hold_back_if_paused()
 
     def begin_whole(self, head: ResponseHead, data: bytes, end: int) -> None:
@@ -275,12 +259,12 @@ class Exchange:
 
     def forward(self, data: bytes) -> None:
         """Send a piece of the response's body."""
-        if self._encode:
-            if not data:
-                return
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        self.bytes_out += len(data)
-        self.downstream.send(data)
+        if data:
+            self._write(self._framed(data))
+
+    def _framed(self, data: bytes) -> bytes:
+        """Put a piece of the body into a chunk where the client gets chunks of the proxy's making."""
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._encode and data else data
 
     def _write(self, data: bytes) -> None:
         self.bytes_out += len(data)

@@ -36,15 +36,15 @@ def send_request(
     connection: UpstreamConnection, head: RequestHead, body: bytes | RequestBody | None
 ) -> SpooledSender | None:
     """Send a request; returns what still has to send a body that is in a file, None when all was handed over."""
-    send, authority = connection.send, connection.backend.authority
+    authority = connection.backend.authority
     if body is None:
-        send(head.upstream_bytes(authority, 0))
+        connection.send(head.upstream_bytes(authority, 0))
     elif isinstance(body, RequestBody):
-        send(head.upstream_bytes(authority, body.size))
+        connection.queue(head.upstream_bytes(authority, body.size))
         return SpooledSender(connection, body)
     elif len(body) <= JOINED_BODY_BYTES:
-        send(head.upstream_bytes(authority, len(body)) + body)
+        connection.send(head.upstream_bytes(authority, len(body)) + body)
     else:
-        send(head.upstream_bytes(authority, len(body)))
-        send(body)
+        connection.queue(head.upstream_bytes(authority, len(body)))
+        connection.queue(body)
     return None

@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from tests.unit.kit import ask, chunked, complete_responses, cut, rig
+from tests.unit.kit import ask, chunked, complete_responses, cut, response, rig
 
 NOMINATED = (
     b"Connection: close, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\nProxy-Authenticate: Basic\r\nUpgrade: h2c\r\n"
@@ -138,3 +138,12 @@ def test_an_answer_is_the_same_however_it_is_cut() -> None:
             assert whole == [(case.status, case.content())], (case, out)
             seen.add((head, gone))
         assert len(seen) == 1, (case, seen)
+
+
+@pytest.mark.parametrize("closes", [b"", b"Connection: close\r\n"])
+def test_a_head_that_changes_still_goes_out_together_with_its_body(closes: bytes) -> None:
+    with rig(1, request_id_header="X-Request-Id") as r:
+        client = ask(r, extra=closes)
+        r.accept().send(response(b"whole"))
+        assert len(client.transport.writes) == 1
+        assert client.received().endswith(b"\r\n\r\nwhole")
