@@ -17,7 +17,7 @@ from proxy import replies, wire
 from proxy.body import RequestBody, SpoolError
 from proxy.framing import FramingError
 from proxy.handler import Exchange
-from proxy.headers import HeadError, RequestHead, logged_path
+from proxy.headers import HeadError, RequestHead
 from proxy.outcome import Rejection, Timeout
 from proxy.socket_writer import SocketWriter
 from proxy.upload import Upload
@@ -188,12 +188,8 @@ class Downstream(SocketWriter):
             self._buffer = data
 
     def _refuse_long_head(self, data: bytes) -> None:
-        line_end = data.find(b"\r\n", 0, self.endpoint.config.max_head_bytes)
-        line = data[: line_end if line_end >= 0 else 0].split(b" ")
-        known = len(line) == 3 and wire.is_method(line[0]) and line[2].startswith(b"HTTP/")
-        method, path = (line[0], logged_path(line[1])) if known else (None, None)
-        status = 431 if line_end >= 0 else 414
-        self._refuse_head(HeadError(status, replies.MESSAGES[Rejection.HEAD_TOO_LARGE], method, path), data)
+        limit = self.endpoint.config.max_head_bytes
+        self._refuse_head(wire.long_head(data, limit, replies.MESSAGES[Rejection.HEAD_TOO_LARGE]), data)
 
     def _refuse_head(self, error: HeadError, data: bytes) -> None:
         """Answer a head that no exchange can be made of, and read no further request."""

@@ -24,11 +24,6 @@ _INTERIM_HEADS = re.compile(
 _PREFIX = b"HTTP/1."
 
 
-def is_method(word: bytes) -> bool:
-    """Tell whether a word can be a method: a token (RFC 9110 section 9.1)."""
-    return _METHOD.fullmatch(word) is not None
-
-
 def has_bare_lf(data: bytes) -> bool:
     """Tell whether some line feed has no carriage return before it."""
     return data.count(b"\n") != data.count(b"\r\n")
@@ -57,7 +52,7 @@ def parse_request(raw: bytes) -> RequestHead:
     if line is None:
         raise HeadError(400, "bad request line")
     method, target, version = line.groups()
-    named = is_method(method)
+    named = _METHOD.fullmatch(method) is not None
     try:
         if not named:
             raise HeadError(400, "bad method")
@@ -120,3 +115,12 @@ def parse_response(raw: bytes) -> ResponseHead | None:
 
 
 _ASKING = h11.Request(method="GET", target="/", headers=[("Host", "upstream")])
+
+
+def long_head(data: bytes, limit: int, reason: str) -> HeadError:
+    """Make the refusal of a head of more than `limit` bytes; 414 when that is its request line alone, else 431."""
+    line_end = data.find(b"\r\n", 0, limit)
+    line = data[: max(line_end, 0)].split(b" ")
+    known = len(line) == 3 and _METHOD.fullmatch(line[0]) is not None and line[2].startswith(b"HTTP/")
+    method, path = (line[0], logged_path(line[1])) if known else (None, None)
+    return HeadError(431 if line_end >= 0 else 414, reason, method, path)
