@@ -51,7 +51,7 @@ class Records:
     def add_entry(self, entry: RequestEntry) -> None:
         """Take a request of which there is nothing but its entry, and tell of it at once."""
         self.tell()
-        self._recent.add(entry, self._log.requests([entry], [self._log.clock()])[0], None)
+        self._recent.add(entry, self._log.request(entry), None)
 
     def _due(self) -> None:
         self._timer = None

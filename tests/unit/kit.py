@@ -87,6 +87,9 @@ class Log:
     def __getattr__(self, name: str) -> Any:
         return getattr(_real_log(), name)
 
+    def request(self, entry: RequestEntry) -> bytes:
+        return self.requests([entry], [_real_log().clock()])[0]
+
     def requests(self, entries: Sequence[RequestEntry], times: Sequence[float]) -> list[bytes]:
         lines = _real_log().requests(entries, times)
         self.records += map(orjson.loads, lines)

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from proxy.socket_writer import SocketWriter
 from tests.unit.sockets import on_both_loops
@@ -31,14 +33,17 @@ class Connection(SocketWriter):
         self.lost = True
 
 
-async def connected() -> tuple[Connection, socket.socket]:
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Connection, socket.socket]]:
     """Give a connection and its peer, over TCP."""
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         peer, _ = server.accept()
-    _, connection = await loop.create_connection(Connection, sock=ours)
-    return connection, peer
+    with peer:
+        _, connection = await loop.create_connection(Connection, sock=ours)
+        yield connection, peer
+        connection.transport.abort()
 
 
 async def read(peer: socket.socket, size: int) -> bytes:
@@ -54,63 +59,56 @@ async def read(peer: socket.socket, size: int) -> bytes:
 
 @on_both_loops
 async def test_what_is_sent_is_on_its_way_before_the_loop_turns() -> None:
-    connection, peer = await connected()
-    connection.send(b"now")
-    assert peer.recv(16) == b"now"
-    connection.transport.abort()
-    peer.close()
+    async with connected() as (connection, peer):
+        connection.send(b"now")
+        assert peer.recv(16) == b"now"
 
 
 @on_both_loops
 async def test_what_the_socket_does_not_take_waits_in_order_and_pauses_the_writer() -> None:
-    connection, peer = await connected()
-    pieces = [bytes([number]) * PIECE for number in range(100)]
-    for number, piece in enumerate(pieces):
-        connection.queue(piece) if number % 7 == 3 else connection.send(piece)
-    assert connection.paused
-    assert await read(peer, 100 * PIECE) == b"".join(pieces)
-    await until(lambda: not connection.paused)
-    connection.send(b"at once again")
-    assert peer.recv(16) == b"at once again"
-    connection.transport.abort()
-    peer.close()
+    async with connected() as (connection, peer):
+        pieces = [bytes([number]) * PIECE for number in range(100)]
+        for number, piece in enumerate(pieces):
+            connection.queue(piece) if number % 7 == 3 else connection.send(piece)
+        assert connection.paused
+        assert await read(peer, 100 * PIECE) == b"".join(pieces)
+        await until(lambda: not connection.paused)
+        connection.send(b"at once again")
+        assert peer.recv(16) == b"at once again"
 
 
 @on_both_loops
 async def test_a_queued_piece_goes_before_one_that_is_sent_after_it() -> None:
-    connection, peer = await connected()
-    connection.queue(b"1")
-    connection.send(b"2")
-    connection.send(b"3")
-    assert await read(peer, 3) == b"123"
-    connection.transport.abort()
-    peer.close()
+    async with connected() as (connection, peer):
+        connection.queue(b"1")
+        connection.send(b"2")
+        connection.send(b"3")
+        assert await read(peer, 3) == b"123"
 
 
 @on_both_loops
 async def test_a_peer_that_is_gone_ends_the_connection_and_raises_nothing() -> None:
-    connection, peer = await connected()
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    peer.close()
-    for _ in range(3):
-        connection.send(b"x")
-    await until(lambda: connection.lost)
+    async with connected() as (connection, peer):
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        peer.close()
+        for _ in range(3):
+            connection.send(b"x")
+        await until(lambda: connection.lost)
 
 
 @on_both_loops
 async def test_nothing_is_written_to_the_descriptor_once_the_connection_is_lost() -> None:
-    connection, peer = await connected()
-    fd = connection.transport.get_extra_info("socket").fileno()
-    connection.transport.abort()
-    await until(lambda: connection.lost)
-    await asyncio.sleep(0.01)
-    files = [os.memfd_create("another")]
-    while files[-1] < fd:  # the lowest free number is given away first
-        files.append(os.memfd_create("another"))
-    assert fd in files
-    with contextlib.suppress(RuntimeError):  # uvloop's transport says that it is closed
-        connection.send(b"stray")
-    assert os.fstat(fd).st_size == 0
-    for file in files:
-        os.close(file)
-    peer.close()
+    async with connected() as (connection, _):
+        fd = connection.transport.get_extra_info("socket").fileno()
+        connection.transport.abort()
+        await until(lambda: connection.lost)
+        await asyncio.sleep(0.01)
+        files = [os.memfd_create("another")]
+        while files[-1] < fd:  # the lowest free number is given away first
+            files.append(os.memfd_create("another"))
+        assert fd in files
+        with contextlib.suppress(RuntimeError):  # uvloop's transport says that it is closed
+            connection.send(b"stray")
+        assert os.fstat(fd).st_size == 0
+        for file in files:
+            os.close(file)
