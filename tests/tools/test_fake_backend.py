@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -236,11 +237,12 @@ def test_a_share_strikes_the_same_requests_for_the_same_seed(start_fake: StartFa
 
 def test_a_refusing_replica_keeps_its_port_and_listens_again(start_fake: StartFake) -> None:
     fake = start_fake()
-    with httpx.Client() as client:
-        client.post(fake.urls[0] + CHAT, json=BODY)  # leaves an idle connection behind
+    with closing(HTTPConnection("127.0.0.1", fake.port, timeout=10)) as idle:
+        idle.request("POST", CHAT, json.dumps(BODY))
+        idle.getresponse().read()
         fake.fault("refuse")
-        with pytest.raises(httpx.ConnectError):
-            client.post(fake.urls[0] + CHAT, json=BODY)
+        assert idle.sock.recv(1) == b""
+    wait_until(lambda: not _connects(fake.port))
     with socket.socket() as other, pytest.raises(OSError):
         other.bind(("127.0.0.1", fake.port))
     fake.clear()
