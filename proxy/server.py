@@ -116,6 +116,7 @@ def loop_factory() -> tuple[Callable[[], asyncio.AbstractEventLoop], bool]:
     except ImportError:
         return asyncio.new_event_loop, False
     # libuv would change what epoll watches through io_uring, in batches; but a proxy changes one socket at a time.
+    # From 1.49 on (uvloop 0.23) it heeds this no longer for that.
     os.environ.setdefault("UV_USE_IO_URING", "0")
     return uvloop.new_event_loop, True
 
