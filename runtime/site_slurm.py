@@ -95,7 +95,8 @@ class SlurmSite:
     async def term(self, step: Step) -> Refusal | None:
         """Send TERM to the step's task, after its identity was found to be the one that Slurm shows."""
         try:
-            return await asyncio.wait_for(asyncio.to_thread(_patiently, self._term, step), slurm.QUERY_TIMEOUT_S)
+            async with asyncio.timeout(slurm.QUERY_TIMEOUT_S):
+                return await asyncio.to_thread(_patiently, self._term, step)
         except TimeoutError:
             return Refusal("Slurm does not answer")
         except (SlurmError, StateError) as error:
@@ -138,7 +139,8 @@ class SlurmSite:
     async def view(self, node: str | None) -> JobView | None:
         """Ask what Slurm does to the job, and whether it lost `node`; None when it forgot the job. Raises SiteError."""
         try:
-            return await asyncio.wait_for(asyncio.to_thread(_patiently, self._view, node), VIEW_TIMEOUT_S)
+            async with asyncio.timeout(VIEW_TIMEOUT_S):
+                return await asyncio.to_thread(_patiently, self._view, node)
         except TimeoutError:
             raise SiteError(f"Slurm did not answer within {VIEW_TIMEOUT_S:g} s") from None
         except SlurmError as error:

@@ -26,10 +26,7 @@ from runtime.units import human_duration
 LISTEN_TIMEOUT_S = 60.0  # an endpoint prints its line in a fraction of a second; a cold file system takes longer
 MONITOR_TIMEOUT_S = 60.0
 PROBE_TIMEOUT_S = 5.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = (
-    0.1,
-    1.0,
-)  # a replica that loads a model for minutes need not be asked ten times a second
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0  # a replica that loads for minutes need not be asked ten times a second
 SILENCE_ROUNDS, SILENCE_S = 10, 10.0
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}
 
@@ -97,7 +94,8 @@ class Startup:
         said, feed = _first_line()
         attempt.launch(spec, feed)
         try:
-            line = await asyncio.wait_for(said, LISTEN_TIMEOUT_S)
+            async with asyncio.timeout(LISTEN_TIMEOUT_S):
+                line = await said
             listening = json.loads(line)
             client, side = _reachable(listening["listen"]), _reachable(listening["metrics"])
         except TimeoutError:
@@ -139,8 +137,10 @@ class Startup:
 
     async def _snapshot(self, timeout_s: float | None) -> HealthRecord | None:
         """Wait for news from the monitor, at most `timeout_s`, and read its snapshot."""
+        # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes together with the news.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
         self._news.clear()
         return self._attempt.health()
 
