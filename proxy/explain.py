@@ -26,6 +26,12 @@ _FAILED = {
     "cancelled": "the client left while {backend} worked, after {time}",
 }
 
+# Of an attempt whose answer the client had begun to get.
+_BROKEN_OFF = {
+    "closed": "{backend} began an answer and broke it off after {time}",
+    "protocol_error": "{backend} began an answer and sent what is not proper HTTP after {time}",
+}
+
 _OWN_ANSWERS = {
     400: "the request was malformed",
     408: "the request did not arrive in time",
@@ -109,21 +115,25 @@ def _status_of(attempt: Event) -> int | None:
     return int(word) if word.isdecimal() else None
 
 
-def _failed_attempt(attempt: Event) -> str:
-    backend, status = attempt.get("backend"), _status_of(attempt)
+def _failed_attempt(attempt: Event, *, begun: bool = False) -> str:
+    backend, status, outcome = attempt.get("backend"), _status_of(attempt), str(attempt.get("outcome"))
     if status is not None:
         return f"{backend} answered {status} after {_answer_time(attempt)}"
-    pattern = _FAILED.get(str(attempt.get("outcome")), "{backend} failed (" + str(attempt.get("outcome")) + ")")
+    pattern = _FAILED.get(outcome, "{backend} failed (" + outcome + ")")
+    if begun:
+        pattern = _BROKEN_OFF.get(outcome, pattern)
     return pattern.format(backend=backend, time=duration(attempt.get("total_s")))
 
 
 def _last_attempt(attempt: Event, event: Event) -> str:
     backend, status, final = attempt.get("backend"), _status_of(attempt), event.get("final_status")
+    begun = event.get("complete") is False and final != 499
     if status is None:
-        told = _failed_attempt(attempt)
-        return told if final == 499 or event.get("complete") is False else f"{told}, and the client got {final}"
+        told = _failed_attempt(attempt, begun=begun)
+        return told if begun or final == 499 else f"{told}, and the client got {final}"
     if event.get("complete") is False:
-        return f"{backend} answered {status}, and the answer was cut short after {duration(attempt.get('total_s'))}"
+        seconds = duration(attempt.get("total_s"))
+        return f"{backend} answered {status}, and the client left, or was cut off by the proxy, after {seconds}"
     if status != final:
         return f"{_failed_attempt(attempt)}, and the client got {final}"
     return f"{backend} served it" if status < 400 else f"{_failed_attempt(attempt)}, which was passed on"

@@ -38,8 +38,17 @@ def test_an_earlier_answer_that_was_passed_on_at_the_end_is_told() -> None:
     assert words == "a:1 answered 503 after 10 ms, b:1 could not be reached, and the client got 503"
 
 
-def test_a_cut_answer_is_not_called_served() -> None:
-    assert "cut short" in told(attempt("a:1", "200", 2.5), complete=False)
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ("200", "a:1 answered 200, and the client left, or was cut off by the proxy, after 2.5 s"),
+        ("closed", "a:1 began an answer and broke it off after 2.5 s"),
+        ("protocol_error", "a:1 began an answer and sent what is not proper HTTP after 2.5 s"),
+        ("read_timeout", "a:1 began an answer and fell silent, given up after 2.5 s"),
+    ],
+)
+def test_an_answer_that_did_not_come_whole_is_laid_at_the_right_door(outcome: str, words: str) -> None:
+    assert told(attempt("a:1", outcome, 2.5), complete=False) == words
 
 
 def test_a_departure_is_told_as_such() -> None:
