@@ -96,13 +96,13 @@ def _runtime(arguments: Sequence[str]) -> int:
 def _top(arguments: Sequence[str]) -> int:
     from proxy.top import main as run
 
-    return run(list(arguments[1:]))
+    return _printing(run, arguments[1:])
 
 
 def _why(arguments: Sequence[str]) -> int:
     from proxy.why import main as run
 
-    return run(list(arguments[1:]))
+    return _printing(run, arguments[1:])
 
 
 SUBCOMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -188,10 +188,26 @@ def _say(text: str) -> int:
     try:
         print(text, flush=True)
     except OSError:
-        # The reader has left or the disk is full; without this the interpreter's last flush would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _give_up_output()
         return 1
     return 0
+
+
+def _printing(run: Callable[[list[str]], int], arguments: Sequence[str]) -> int:
+    """Run what prints; returns its exit code, 1 when its lines cannot be written."""
+    try:
+        try:
+            return run(list(arguments))
+        finally:
+            sys.stdout.flush()
+    except OSError:
+        _give_up_output()
+        return 1
+
+
+def _give_up_output() -> None:
+    """The reader has left or the disk is full; without this the interpreter's last flush would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _complain(line: str) -> None:

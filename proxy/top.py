@@ -39,7 +39,8 @@ def main(argv: list[str]) -> int:
     live = sys.stdout.isatty() and not options.once
     if live and importlib.util.find_spec("rich") is None:
         print(
-            f"{PROGRAM}: the live view needs rich: pip install 'dd-proxy[top]'; --once prints a plain table without it",
+            f"{PROGRAM}: the live view needs rich: pip install rich, beside dd-proxy; "
+            "--once prints a plain table without it",
             file=sys.stderr,
         )
         return 1

@@ -304,10 +304,11 @@ def test_the_process_answers_version_and_bad_usage() -> None:
     assert (same.returncode, same.stdout) == (0, version.stdout)
 
 
-def test_output_that_cannot_be_written_is_exit_1_without_a_traceback() -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["top", "--help"], ["why", "--help"]])
+def test_output_that_cannot_be_written_is_exit_1_without_a_traceback(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         result = subprocess.run(
-            [sys.executable, "-m", "proxy", "--help"], stdout=full, stderr=subprocess.PIPE, timeout=30, check=False
+            [sys.executable, "-m", "proxy", *arguments], stdout=full, stderr=subprocess.PIPE, timeout=30, check=False
         )
     assert (result.returncode, result.stderr) == (1, b"")
 

@@ -113,7 +113,7 @@ def test_top_without_rich_says_how_to_get_it(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setitem(sys.modules, "rich", None)
     assert top.main([]) == 1
-    assert "pip install 'dd-proxy[top]'" in capsys.readouterr().err
+    assert "pip install rich" in capsys.readouterr().err
 
 
 def test_top_is_live_in_a_terminal_until_it_is_interrupted(url: str) -> None:
