@@ -135,12 +135,6 @@ def second_text(second: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
-def timestamp(now: float) -> str:
-    """Return a Unix time as an event's `ts`: `2026-11-29T10:15:00.123Z`."""
-    second = int(now)
-    return f"{second_text(second)}.{int((now - second) * 1000):03}Z"
-
-
 def listening(listen: str, metrics: str, pid: int, backends: int) -> dict[str, object]:
     """Return the listening line of standard output; the addresses are `host:port`, IPv6 in brackets."""
     return {"event": Event.LISTENING, "listen": listen, "metrics": metrics, "pid": pid, "backends": backends}

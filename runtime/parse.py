@@ -28,23 +28,19 @@ class JobInfo:
     restarts: int
     reason: str | None
     preempt_time: str | None
-    start_time: str | None
     end_time: str | None
     node_list: str | None
-    batch_host: str | None
     exit_code: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """One line of `scontrol -o show step`. `step_id` is JOB.STEP; `tres_per_node` names the GPUs, None without."""
+    """One line of `scontrol -o show step`. `step_id` is JOB.STEP."""
 
     step_id: str
     name: str
     state: str
     node_list: str
-    start_time: str | None
-    tres_per_node: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +66,8 @@ def parse_job(text: str) -> JobInfo:
         restarts=int(_field(text, "Restarts") or 0),
         reason=_field(text, "Reason"),
         preempt_time=_field(text, "PreemptTime"),
-        start_time=_field(text, "StartTime"),
         end_time=_field(text, "EndTime"),
         node_list=_field(text, "NodeList"),
-        batch_host=_field(text, "BatchHost"),
         exit_code=_field(text, "ExitCode"),
     )
 
@@ -85,8 +79,6 @@ def parse_step(text: str) -> StepInfo:
         name=_need(text, "Name"),
         state=_need(text, "State"),
         node_list=_need(text, "NodeList"),
-        start_time=_field(text, "StartTime"),
-        tres_per_node=_field(text, "TresPerNode"),
     )
 
 

@@ -26,9 +26,6 @@ SCHEMA_VERSION = 1
 ATTEMPT_FILE = "attempt.json"
 READINESS_FILE = "readiness.json"
 HEALTH_FILE = "health.json"
-WINNER_FILE = "winner.json"
-REPORT_FILE = "report.json"
-EVENTS_FILE = "events.jsonl"
 SERVICES_FILE = "services.json"
 
 

@@ -21,8 +21,8 @@ from runtime.slurm import Failure, SlurmError
 from runtime.state import JobRef, write_json
 from runtime.steps import Role, StepSpec
 
-JOB = JobInfo("77", "RUNNING", 1, None, None, "t", "t", "node[1-2]", "node1", None)
-STEP = StepInfo("77.5", "llama-endpoint", "RUNNING", "node1", "t", None)
+JOB = JobInfo("77", "RUNNING", 1, None, None, "t", "node[1-2]", None)
+STEP = StepInfo("77.5", "llama-endpoint", "RUNNING", "node1")
 IDENTITY = StepIdentity("llama-endpoint", "endpoint", "77", 1, "5", "node1", 4711, "t")
 GONE = SlurmError(Failure.NOT_FOUND, "scancel: error: Kill job error on job step id 77: Invalid job id specified")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.load.stats import LogHistogram, bin_width, count_per_bin, describe, heat_map, log_edges, percentile
+from tools.load.stats import LogHistogram, bin_width, describe, heat_map, log_edges, percentile
 
 VALUES = st.lists(st.floats(1e-5, 1e4), min_size=1, max_size=200)
 
@@ -80,10 +80,6 @@ def test_a_bin_is_round_and_there_are_never_too_many(span: float, at_most: int) 
     assert span / width <= at_most + 1e-6
     mantissa = width / 10 ** math.floor(math.log10(width) + 1e-9)
     assert min(abs(mantissa - choice) for choice in (1, 2, 5, 10)) < 1e-6
-
-
-def test_times_outside_the_bins_are_left_out() -> None:
-    assert count_per_bin([-0.5, 0.0, 0.9, 1.0, 2.5, 99.0], 1.0, 3) == [2, 1, 1]
 
 
 @given(st.lists(st.tuples(st.floats(0, 60), st.floats(1e-4, 100)), min_size=1, max_size=300))

@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +38,7 @@ RECORD = HERE / "budget.json"
 RENEW = "python tools/benchmark/budget.py --renew"
 _SUMMARY = re.compile(r"^summary: (\d+)$", re.MULTILINE)
 
-Parts = Mapping[str, float]  # by name of a function or system call
-Figures = dict[str, dict[str, Any]]  # scenario -> figure -> a number or Parts
+Figures = dict[str, dict[str, Any]]  # scenario -> figure -> a number, or numbers by function or system call
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,6 @@ class AimdAdmission:
         self.streak = 0
         self.decreases = 0
         self.increases = 0
-        self.refusals = 0
 
     def __repr__(self) -> str:
         return (
@@ -178,7 +177,6 @@ class AimdAdmission:
         A request admitted under a higher limit than today's belongs to a burst that was answered before.
         """
         self.in_flight -= 1
-        self.refusals += 1
         self.streak = 0
         self.blocked_until = now + (after if after else self.config.cooldown)
         if ticket.limit <= self.limit:

@@ -120,16 +120,6 @@ def bin_width(span: float, at_most: int) -> float:
     return 10.0 * power
 
 
-def count_per_bin(times: Iterable[float], width: float, bins: int) -> list[int]:
-    """Count how many of the times (seconds from zero) fall into each bin; what lies outside is left out."""
-    counts = [0] * bins
-    for time in times:
-        place = int(time / width)
-        if 0 <= place < bins and time >= 0:
-            counts[place] += 1
-    return counts
-
-
 @dataclass(frozen=True)
 class HeatMap:
     """How many values fell into each cell: `cells[column][row]`, columns over time, rows over log-spaced values."""
