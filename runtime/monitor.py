@@ -127,6 +127,8 @@ def targets(plan: Plan, services: Services) -> tuple[Target, ...]:
 async def _watch(attempt: AttemptDir, inbox: SignalInbox) -> None:
     stop = asyncio.Event()
     inbox.attach(asyncio.get_running_loop(), lambda _: stop.set())
+    if not attempt.plan_json.exists():
+        raise LayoutError(f"{attempt.path} is not the directory of an attempt")
     plan = plan_from_json(json.loads(attempt.plan_json.read_bytes()))
     await Monitor(attempt, plan, read_services(attempt)).run(stop)
 

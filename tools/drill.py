@@ -46,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
 def chosen(names: list[str]) -> list[Drill]:
     """Read the drills that were asked for, all of them when none was. Raises BadDrill."""
     paths = [Path(name) if name.endswith(".toml") else DRILLS / f"{name}.toml" for name in names]
+    if unknown := [name for name, path in zip(names, paths, strict=True) if not path.exists()]:
+        raise BadDrill(f"no drill {', '.join(unknown)}; --list shows them, or name a .toml file")
     drills = [read_drill(path) for path in paths or sorted(DRILLS.glob("*.toml"))]
     return drills if names else sorted(drills, key=lambda drill: (drill.seconds, drill.name))
 

@@ -95,10 +95,13 @@ async def serve(args: argparse.Namespace) -> None:
     settings = settings_from(args)
     for port in args.ports or [args.port or 0]:
         replica = Replica("", settings, loop.time)
-        listener = Listener(replica, args.host, port, loop, peers)
+        try:
+            listener = Listener(replica, args.host, port, loop, peers)
+            await listener.open()
+        except OSError as error:
+            raise OSError(f"cannot listen on {args.host}:{port}: {error.strerror}") from None
         replica.name = f"{args.host}:{listener.port}"
         peers[listener.port] = listener
-        await listener.open()
     control = Listener(Replica("control", Settings(metrics_bytes=0), loop.time), "127.0.0.1", 0, loop, peers)
     await control.open()
     print(json.dumps({"event": "listening", "ports": list(peers), "control": control.port}), flush=True)
@@ -122,7 +125,7 @@ def main() -> int:
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(serve(args))
     except OSError as error:
-        print(f"fake_backend: cannot listen on {args.host}: {error}", file=sys.stderr)
+        print(f"fake_backend: {error}", file=sys.stderr)
         return 1
     return 0
 

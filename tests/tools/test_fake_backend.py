@@ -392,7 +392,7 @@ def test_a_port_that_is_taken_is_one_clear_line(start_fake: StartFake) -> None:
     done = subprocess.run([*FAKE_BACKEND, "--port", str(fake.port)], capture_output=True, text=True, timeout=20)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert "cannot listen" in done.stderr
+    assert f"cannot listen on 127.0.0.1:{fake.port}: " in done.stderr
 
 
 def test_ports_are_ranges_and_lists() -> None:

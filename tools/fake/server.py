@@ -304,9 +304,12 @@ class Connection(asyncio.Protocol):
         try:
             listeners, many = self._debug_targets(request)
             if request.path == "/debug/fault" and request.method == "POST":
-                spec = json.loads(request.body or b"{}")
+                try:
+                    spec = json.loads(request.body)
+                except ValueError:
+                    spec = None
                 if not isinstance(spec, dict):
-                    raise BadFault("a fault is a JSON object with a kind")
+                    raise BadFault('a fault is a JSON object with a kind, such as {"kind": "clear"}')
                 for listener in listeners:
                     listener.set_fault(spec)
             elif request.path == "/debug/reset" and request.method == "POST":

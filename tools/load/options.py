@@ -10,7 +10,7 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
@@ -107,9 +107,16 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"loadgen: {message}; see --help\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `loadgen`."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="loadgen", description="Put load on an LLM endpoint and say how it took it.", formatter_class=_Help
     )
     add = parser.add_argument_group("where").add_argument
@@ -235,6 +242,9 @@ def parse(argv: list[str] | None = None) -> Settings:
 
 
 def _settings(given: argparse.Namespace) -> Settings:
+    for option, file in (("--json", given.json), ("--report", given.report)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise ValueError(f"{option}: there is no folder {file.absolute().parent}")
     target, base = parse_target(given.url, given.insecure)
     headers = list(given.header)
     if given.api_key_env:
