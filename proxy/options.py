@@ -110,7 +110,7 @@ SECTIONS: Final[tuple[tuple[str, tuple[Option, ...]], ...]] = (
         _span("queue-stale-after", 1.0, "age from which a depth no longer counts"),
         Option("queue-metrics", "PATH", HttpPath(off=True), "/metrics", "where the depth is read; off: nowhere"),
         Option("engine", "E", _ENGINES, "auto", "metric names: auto, vllm or sglang"),
-        Option("retry-after-seconds", "N", Whole(none_word="none"), 1, "Retry-After of a 429 that has none"),
+        Option("retry-after-seconds", "N", Whole(none_word="none"), 1, "Retry-After of a 429 without one, or none"),
     )),
     ("Health and breaker", (
         Option("health-path", "P", HttpPath(), "/health", "probed on each backend"),
@@ -119,7 +119,7 @@ SECTIONS: Final[tuple[tuple[str, tuple[Option, ...]], ...]] = (
         Option("health-fall", "N", _POSITIVE, 2, "failed probes in a row that make a backend unhealthy"),
         Option("health-rise", "N", _POSITIVE, 1, "good probes in a row that make it healthy again"),
         Option("breaker-failure-threshold", "N", _COUNT, 3, "faults in a row that open a backend's breaker; 0: off"),
-        _span("breaker-cooldown-s", 5.0, "first cooldown, doubled by each failed probe"),
+        _span("breaker-cooldown-s", 5.0, "first cooldown, doubled by each failed trial request"),
         _span("breaker-max-cooldown-s", 60.0, "longest cooldown"),
     )),
     ("Operation", (

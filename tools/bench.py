@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What dd-proxy costs next to nginx and next to a byte pipe on this machine: CPU per request and event, and memory.
 
-    python tools/bench.py               # everything, three interleaved rounds, some minutes
-    python tools/bench.py --quick       # the main rows, about a minute
+    python tools/bench.py               # everything, three interleaved rounds, ten minutes
+    python tools/bench.py --quick       # the main rows, under two minutes
     python tools/bench.py --scale       # 4,000 streams at once, 10,000 idle clients, through dd-proxy alone
 
 Owns rounds and their order; docs/performance.md says how to read the table. Fails when an answer was wrong or missing,
@@ -72,6 +72,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options.works = [work for work in options.work.split(",") if work] or list(QUICK if options.quick else WORKS)
     if unknown := [work for work in options.works if work not in WORKS]:
         parser.error(f"no workload {', '.join(unknown)}; there are {', '.join(WORKS)}")
+    partial = options.works != list(WORKS) or (options.streams, options.events) != (scale.STREAMS, scale.EVENTS_EACH)
+    if options.document and partial:
+        parser.error("--document takes the whole: leave out --quick, --work, --streams and --events")
     options.rounds = options.rounds or (2 if options.quick else 3)
     return options
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script from anywhere
 
-from proxy.events import Event, RequestEntry, UpstreamEntry
+from proxy.events import LEVELS, Event, RequestEntry, UpstreamEntry, level_of
 from proxy.metrics import METRICS, Metric
 from proxy.outcome import CANCELLED, RETRYABLE_STATUSES, Eviction, Failure, Rejection, Side, Timeout
 
@@ -47,9 +47,9 @@ WORDS: Mapping[str, str] = {
     Failure.RESPONSE_TIMEOUT: "no response head within --response-timeout",
     Failure.READ_TIMEOUT: "silence for --read-timeout after the response head",
     Failure.STALE_CONNECTION: "an idle connection proved to be closed; says nothing about the backend",
-    Failure.PROTOCOL_ERROR: "the response was not proper HTTP",
-    Failure.CLOSED: "closed, reset or cut before the first body byte on a fresh connection",
-    CANCELLED: "the client left (in the log only)",
+    Failure.PROTOCOL_ERROR: "the response was not proper HTTP; in the log also where it had begun",
+    Failure.CLOSED: "closed, reset or cut before the first body byte on a fresh connection; in the log also later",
+    CANCELLED: "the client left before the response head came (in the log only)",
     Rejection.QUEUE_DEPTH: "every backend overloaded: 429",
     Rejection.CONNECTION_LIMIT: "every backend at its connection limit: 429",
     Rejection.DRAINING: "the process drains: 503",
@@ -70,7 +70,7 @@ WORDS: Mapping[str, str] = {
 REQUEST_FIELDS: Mapping[str, str] = {
     "ts": "when the request ended, UTC",
     "event": "`request`",
-    "request_id": "unique; with `--request-id-header` the client's own when it is sane",
+    "request_id": "unique; with `--request-id-header` the client's own if it is 1 to 128 of `0-9A-Za-z._:/+=-`",
     "method": "null when unreadable",
     "path": "without query and authority, at most 1,024 characters; null when unreadable",
     "final_status": "sent to the client; 499: it left before its response began",
@@ -120,7 +120,7 @@ EVENT_FIELDS: Mapping[str, str] = {
     "required": "whether readiness depends on it",
     "active": "requests in flight",
     "code": "exit code",
-    "requests": "how many were served",
+    "requests": "client requests in all, refused ones included",
     "message": "in words",
     "kind": "type of the error",
     "where": "file and line of the error",
@@ -169,7 +169,10 @@ def _log() -> list[str]:
         "## Log events",
         "",
         "JSON lines on stderr. No body, header value, query or token is ever in them. Lines that cannot be written are "
-        "dropped and counted in `dd_proxy_log_events_dropped_total`.",
+        "dropped and counted in `dd_proxy_log_events_dropped_total`. "
+        f"`--log-level`: {_listed(n for n in Event if level_of(n) == LEVELS['warning'])} are warnings, "
+        f"{_listed(n for n in Event if level_of(n) == LEVELS['error'])} is an error, all others are info; "
+        "debug adds nothing.",
         "",
         "### `request`: once per client request, when it ends",
         "",

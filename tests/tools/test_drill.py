@@ -59,6 +59,20 @@ def test_a_proxy_that_breaks_a_promise_fails_the_command_loudly(tmp_path: Path) 
     assert "1 of 1 failed" in (tmp_path / "out.html").read_text()
 
 
+def test_the_drill_of_the_documentation_can_be_carried_out_and_passes(tmp_path: Path) -> None:
+    _, _, behind = (ROOT / "docs" / "drills.md").read_text().partition("```toml\n")
+    (tmp_path / "example.toml").write_text(behind.partition("```")[0])
+    report = run_drill(read_drill(tmp_path / "example.toml"), 5.0, tmp_path, print)
+    assert [verdict.said for verdict in report.verdicts if verdict.state is State.BROKEN] == []
+
+
+def test_a_drill_that_does_not_exist_is_one_clear_line() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "drill.py"), "nope"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (2, "drill: no drill nope; --list shows them, or name a .toml file\n")
+
+
 def test_a_bad_drill_file_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text('title = "x"\nabout = "y"\nseconds = 1\nload = [{}]\ncolour = 1\n')
     done = subprocess.run(
