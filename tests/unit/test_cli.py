@@ -308,7 +308,12 @@ def test_the_process_answers_version_and_bad_usage() -> None:
 def test_output_that_cannot_be_written_is_exit_1_without_a_traceback(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         result = subprocess.run(
-            [sys.executable, "-m", "proxy", *arguments], stdout=full, stderr=subprocess.PIPE, timeout=30, check=False
+            [sys.executable, "-m", "proxy", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=30,
+            check=False,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         )
     assert (result.returncode, result.stderr) == (1, b"")
 
