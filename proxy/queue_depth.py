@@ -144,14 +144,12 @@ class DepthReader:
     def _first_series(self, data: bytes, start: int, last: int) -> int:
         """Find the first line of the series between `start` and the line feed at `last`; -1 when it is not there."""
         for name in self._all_names if self._name is None or self._from == 0 else [self._name]:
-            at = start if data.startswith(name, start) else data.find(b"\n" + name, start, last) + 1
-            while at > 0 or data.startswith(name, at):
+            at = start if data.startswith(name, start) else (data.find(b"\n" + name, start, last) + 1 or -1)
+            while at >= 0:
                 if data[at + len(name) : at + len(name) + 1] in _AFTER_NAME:
                     self._name = name
                     return at
-                at = data.find(b"\n" + name, at, last) + 1
-                if at == 0:
-                    break
+                at = data.find(b"\n" + name, at, last) + 1 or -1
         return -1
 
     def _take_line(self, line: bytes, at: int) -> None:

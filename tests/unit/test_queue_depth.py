@@ -140,6 +140,15 @@ def test_a_search_that_would_begin_in_the_middle_of_the_series_is_no_reading() -
         assert read(reader, b"#" * (40_000 - shrunk) + b"\n" + series) in (90.0, None)
 
 
+def test_a_search_that_would_begin_on_the_last_of_the_series_is_no_reading() -> None:
+    """A page that has shrunk: however the place of before lies in it, a part of the sum is never told."""
+    series = b"".join(b'vllm:num_requests_waiting{engine="%d"} 10\n' % engine for engine in range(9))
+    for shrunk in range(16_000, 17_200):
+        reader = DepthReader("auto")
+        assert read(reader, b"#" * 40_000 + b"\n" + series) == 90.0
+        assert read(reader, b"#" * (40_000 - shrunk) + b"\n" + series) in (90.0, None)
+
+
 def test_an_engine_that_starts_late_or_changes_is_found() -> None:
     reader = DepthReader("auto")
     assert [read(reader, page) for page in (OTHERS, OTHERS + WAITING, OTHERS, SGLANG, OTHERS, WAITING)][1::2] == [
