@@ -14,7 +14,7 @@ from typing import Protocol
 
 BUFFER_BYTES = 256 * 1024
 FIRST_LOOK_S = 0.005  # after a request; each further look comes twice as long after the one before
-PATIENCE_S = 0.075  # of looking for one answer: four looks
+PATIENCE_S = 0.075  # of looking for one answer: four looks, when nothing else is asked meanwhile
 READS = 16  # of one look, so that pages of metrics do not hold up the requests; then the loop has its turn
 
 
@@ -37,7 +37,7 @@ class Collector:
         self.dials: set[asyncio.Task[None]] = set()  # connections that are being made
         self._epoll = select.epoll()
         self._kept: dict[int, Kept] = {}
-        self._asked: dict[Kept, float] = {}  # in the order of the times at which they were asked
+        self._asked: dict[Kept, float] = {}  # since when
         self._delay_s = 0.0
         self._timer: asyncio.Handle | None = None
 

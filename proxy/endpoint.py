@@ -33,8 +33,7 @@ from proxy.records import Records
 from proxy.replies import MESSAGES
 from proxy.upstream import Backend
 
-FEW_EXCHANGES = 256  # with more of them, one look at all serves the probes of all backends for READS_AGE_S
-READS_AGE_S = 0.1
+READS_AGE_S = 0.1  # one look at all exchanges serves the probes of all backends for so long
 _SANE_ID = re.compile(rb"[0-9A-Za-z._:/+=-]{1,128}")
 
 
@@ -268,15 +267,18 @@ class Endpoint:
             self.probes.probe_now(backend)
 
     def reads_of(self, backend: Backend) -> int:
-        """Count the reads of response bytes from a backend so far, as of at most READS_AGE_S ago."""
+        """Give a number that grows with each read of response bytes from a backend.
+
+        It is READS_AGE_S old at most, and no more than an eighth of the time that a probe may take.
+        """
         now = self.loop.time()
-        if len(self.exchanges) < FEW_EXCHANGES or now - self._reads_at >= READS_AGE_S:
+        if now - self._reads_at >= min(READS_AGE_S, self.config.health_timeout_s / 8):
             self._reads_at = now
-            self._reads = defaultdict(int)
+            self._reads = defaultdict(int, {one: one.reads for one in self.fleet})
             for exchange in self.exchanges:
                 if exchange.attempt is not None:
                     self._reads[exchange.attempt.backend] += exchange.attempt.reads()
-        return backend.reads + self._reads[backend]
+        return self._reads[backend]
 
     def health_changed(self, backend: Backend) -> None:
         """Log a new health verdict."""

@@ -35,7 +35,7 @@ class _Watch:
         self._began = -math.inf  # the latest probe
         self._again_after_s = math.inf  # another probe begins so long after that one, but not before it has ended
         self._timer: asyncio.TimerHandle | None = None
-        self._reads: int | None = None  # of response bytes from the backend, when the probe was found to be late
+        self._reads = 0  # of response bytes from the backend, when the probe began
 
     def turn(self, now: float) -> None:
         """Probe; if there is a probe under way, as soon as it has ended, if there just was one, a little later."""
@@ -68,7 +68,7 @@ class _Watch:
         self._stop_timer()
         self._began = now
         self._again_after_s = math.inf
-        self._reads = None
+        self._reads = self._endpoint.reads_of(self._backend)
         self._client.start(now)
 
     def _stop_timer(self) -> None:
@@ -78,10 +78,6 @@ class _Watch:
 
     def body(self, piece: memoryview) -> None:
         """See probe_client.Asker; what a health page says does not matter."""
-
-    def late(self) -> None:
-        """See probe_client.Asker."""
-        self._reads = self._endpoint.reads_of(self._backend)
 
     def answered(self, result: int | Exception) -> None:
         """See probe_client.Asker."""
@@ -99,8 +95,7 @@ class _Watch:
         if isinstance(result, int):
             return 200 <= result < 300
         if isinstance(result, TimeoutError):
-            delivers = self._reads is not None and self._endpoint.reads_of(self._backend) != self._reads
-            return None if delivers else False
+            return None if self._endpoint.reads_of(self._backend) != self._reads else False
         local = isinstance(result, OSError) and result.errno in LOCAL_ERRNOS
         return None if local else False  # this process's own trouble says nothing of a backend
 

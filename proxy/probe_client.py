@@ -20,6 +20,8 @@ from proxy.probe_response import BodySink, ResponseReader
 from proxy.upstream import Backend
 
 MIN_COLLECTED_LIMIT_S = 4 * PATIENCE_S  # a shorter limit is kept by the loop, to the millisecond
+HELD_UP_S = 0.1  # a limit that runs out so late says that this process was held up: what has come is not read yet
+READ_S = 0.002  # for reading it
 
 
 class ProbeFailed(Exception):
@@ -32,9 +34,6 @@ class Asker(Protocol):
     @property
     def body(self) -> BodySink:
         """What takes the pieces of a response's body, each valid during its call only."""
-
-    def late(self) -> None:
-        """Learn that the answer to the present request may take long; called at most once for each."""
 
     def answered(self, result: int | Exception) -> None:
         """Take the status of a whole response, or a ProbeFailed or OSError (TimeoutError: the limit has passed)."""
@@ -98,9 +97,13 @@ class ProbeClient:
         """Limit the time of the present request, which the collector could not have answered so far."""
         if self._timer is None:
             self._timer = self._collector.loop.call_at(self._began + self._limit_s, self._timed_out)
-            self._asker.late()
 
     def _timed_out(self) -> None:
+        now = self._collector.loop.time()
+        if now > self._began + self._limit_s + HELD_UP_S:
+            self._began = now - self._limit_s
+            self._timer = self._collector.loop.call_later(READ_S, self._timed_out)
+            return
         self.close()
         self._asker.answered(TimeoutError())
 
@@ -264,8 +267,12 @@ class _Connection(asyncio.BufferedProtocol):
             if not nbytes:
                 self._end(None)
                 return
-            if self._client.took(self, nbytes):
-                return
+            try:
+                if self._client.took(self, nbytes):
+                    return
+            except BaseException as e:  # as a transport does, or the asker would wait for ever
+                self._end(e)
+                raise
 
     def overdue(self) -> None:
         """See collector.Kept."""
@@ -296,6 +303,7 @@ class _Connection(asyncio.BufferedProtocol):
         """See asyncio.BaseProtocol."""
         self._forget()
         self._fd = -1
+        self._transport = None  # or a TLS transport, with 300 KiB of buffers, waits for the collector of cycles
         self._end(exc)
 
     def _end(self, error: BaseException | None) -> None:

@@ -19,7 +19,7 @@ from proxy.upstream import Backend
 if TYPE_CHECKING:
     from proxy.endpoint import Endpoint
 
-MAX_SAMPLE_S = 5.0  # a page that takes longer is given up: its connection may be dead
+SAMPLE_S = 5.0  # or the interval, if that is longer: then a page is given up, since its connection may be dead
 
 
 class _Sampled:
@@ -32,7 +32,7 @@ class _Sampled:
         self._fleet = endpoint.fleet
         self._reader = DepthReader(endpoint.config.engine)
         self.body = self._reader.feed
-        limit_s = max(MAX_SAMPLE_S, endpoint.config.queue_interval_s)
+        limit_s = max(SAMPLE_S, endpoint.config.queue_interval_s)
         self._client = ProbeClient(backend, path, limit_s, self, endpoint.connector, collector)
 
     def turn(self, now: float) -> None:
@@ -40,9 +40,6 @@ class _Sampled:
         if not self._client.waiting:
             self._reader.begin()
             self._client.start(now)
-
-    def late(self) -> None:
-        """See probe_client.Asker; turns are left out until the sample ends."""
 
     def answered(self, result: int | Exception) -> None:
         """See probe_client.Asker."""

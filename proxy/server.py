@@ -180,6 +180,7 @@ async def _serve(config: Config, log: AccessLog, client_socket: socket.socket, s
     finally:
         endpoint.cut_all()
         endpoint.stop_sweeping()
+        endpoint.probes = None  # the side port may change backends a little longer
         await prober.close()
         side.close()
         await _settled(endpoint, side)

@@ -1,6 +1,6 @@
 """Gives everybody a turn in each interval: a batch at a time, the batches spread evenly over the interval.
 
-Owns the one timer behind all health probes, and the one behind all queue samples. Knows neither of them.
+Owns one timer for all of them: there is one of these for health probes and one for queue samples. Knows neither.
 """
 
 from __future__ import annotations

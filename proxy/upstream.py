@@ -66,7 +66,7 @@ class Backend:
         self.queue_depth: float | None = None
         self.queue_at = 0.0
         self.penalty_until = 0.0
-        self.reads = 0  # reads of response bytes by attempts that have ended
+        self.reads = 0  # what Attempt.reads said at the end of each attempt that has ended, in all
         self.attempts = 0
         self.failures = 0  # attempts without a usable response
         self.responses: defaultdict[int, int] = defaultdict(int)

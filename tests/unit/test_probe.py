@@ -13,7 +13,7 @@ import pytest
 
 from proxy import sampler
 from proxy.config import parse_options
-from proxy.endpoint import Endpoint
+from proxy.endpoint import READS_AGE_S, Endpoint
 from proxy.probe import MIN_INTERVAL_S, Prober
 from proxy.probe_client import ProbeClient
 from proxy.turns import BATCH
@@ -172,7 +172,7 @@ async def test_samples_of_one_backend_never_overlap() -> None:
 
 @on_both_loops
 async def test_a_sample_that_hangs_is_given_up_and_the_next_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "MAX_SAMPLE_S", 0.1)
+    monkeypatch.setattr(sampler, "SAMPLE_S", 0.1)
     replica = Replica(metrics=page(7))
     async with watching(replica) as (_, backend, _):
         await until(lambda: backend.queue_depth == 7)
@@ -285,6 +285,10 @@ def test_bytes_of_a_response_are_seen_while_they_come_and_afterwards() -> None:
         replica = r.accept()
         assert r.endpoint.reads_of(backend) == 0
         replica.send(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n", b"ab")
+        r.loop.advance(READS_AGE_S)
         assert r.endpoint.reads_of(backend) == 2
         replica.send(b"cd")
+        r.loop.advance(READS_AGE_S / 2)
+        assert r.endpoint.reads_of(backend) == 2  # and never some of it twice
+        r.loop.advance(READS_AGE_S)
         assert r.endpoint.reads_of(backend) == 3

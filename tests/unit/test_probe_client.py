@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
+import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+import trustme
 
 from proxy import collector as collecting
 from proxy.balancer import Fleet
 from proxy.collector import BUFFER_BYTES, PATIENCE_S, Collector
 from proxy.config import parse_options
 from proxy.connector import Connector
-from proxy.probe_client import MIN_COLLECTED_LIMIT_S, ProbeClient, ProbeFailed
+from proxy.probe_client import MIN_COLLECTED_LIMIT_S, ProbeClient, ProbeFailed, _Connection
+from proxy.probe_response import ResponseReader
 from tests.unit.kit import chunked
 from tests.unit.sockets import OK, Behave, Server, close, hang, in_pieces, on_both_loops, reset, serving, then_close
 from tests.unit.stand_in import until
@@ -23,25 +29,34 @@ from tests.unit.stand_in import until
 LIMIT_S = 10.0
 
 
+class Client(ProbeClient):
+    """Counts how often the loop had to limit the time of a request, since the collector could not answer it."""
+
+    lates = 0
+
+    def overdue(self) -> None:
+        self.lates += self._timer is None
+        super().overdue()
+
+
 class Asking:
     """A client with its collector, and an asker that remembers what it was told."""
 
-    def __init__(self, port: int, limit_s: float = LIMIT_S, collector: Collector | None = None) -> None:
-        config, _ = parse_options({"listen_port": 0, "backend": [f"http://127.0.0.1:{port}"]}, "test")
+    def __init__(
+        self, port: int, limit_s: float = LIMIT_S, collector: Collector | None = None, scheme: str = "http"
+    ) -> None:
+        options = {"listen_port": 0, "upstream_insecure": True, "backend": [f"{scheme}://127.0.0.1:{port}"]}
+        config, _ = parse_options(options, "test")
         assert config is not None
         loop = asyncio.get_running_loop()
         self.collector = collector or Collector(loop)
         backend = next(iter(Fleet(config)))
-        self.client = ProbeClient(backend, "/x", limit_s, self, Connector(config, loop), self.collector)
+        self.client = Client(backend, "/x", limit_s, self, Connector(config, loop), self.collector)
         self.page = bytearray()
-        self.lates = 0
         self.results: list[int | Exception] = []
 
     def body(self, piece: memoryview) -> None:
         self.page += piece
-
-    def late(self) -> None:
-        self.lates += 1
 
     def answered(self, result: int | Exception) -> None:
         self.results.append(result)
@@ -49,7 +64,7 @@ class Asking:
     def ask(self) -> None:
         self.page.clear()
         self.results.clear()
-        self.lates = 0
+        self.client.lates = 0
         self.collector.poll()
         self.client.start(asyncio.get_running_loop().time())
 
@@ -281,10 +296,10 @@ def sized(page: bytes, status: int = 200) -> bytes:
 async def test_a_prompt_answer_on_a_kept_connection_is_read_by_the_collector() -> None:
     async with probing(OK, OK, sized(b"another"), OK) as (client, server):
         assert await get(client) == (200, b"ok")
-        assert client.lates == 1  # it had to be dialled
+        assert client.client.lates == 1  # it had to be dialled
         for page in (b"ok", b"another", b"ok"):
             assert await get(client) == (200, page)
-            assert client.lates == 0
+            assert client.client.lates == 0
         assert server.connections == 1
 
 
@@ -309,9 +324,9 @@ async def test_an_answer_that_comes_after_all_looks() -> None:
     async with probing(OK, then(PATIENCE_S * 2, OK), OK) as (client, server):
         assert await get(client) == (200, b"ok")
         assert await get(client) == (200, b"ok")
-        assert client.lates == 1
+        assert client.client.lates == 1
         assert await get(client) == (200, b"ok")
-        assert client.lates == 0  # the collector reads it again
+        assert client.client.lates == 0  # the collector reads it again
         assert server.connections == 1
 
 
@@ -427,3 +442,50 @@ async def test_many_answers_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyP
         for client in clients:
             client.client.close()
         await shared.close()
+
+
+@on_both_loops
+async def test_an_answer_that_cannot_be_read_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with probing(OK, OK, OK) as (client, _):
+        assert await get(client) == (200, b"ok")
+        reported: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        with monkeypatch.context() as patch:
+            patch.setattr(ResponseReader, "feed", lambda self, nbytes: 1 / 0)
+            with pytest.raises(ProbeFailed):
+                await get(client)
+        assert isinstance(reported[0]["exception"], ZeroDivisionError)
+        assert await get(client) == (200, b"ok")
+
+
+@on_both_loops
+async def test_a_process_that_was_held_up_reads_what_has_come_before_it_gives_up() -> None:
+    async with probing(OK, OK, limit_s=0.2) as (client, server):
+        assert await get(client) == (200, b"ok")
+        peer = next(iter(server.open))
+        client.ask()
+        peer.write(OK)
+        time.sleep(0.5)
+        await until(lambda: bool(client.results))
+        assert client.results == [200]
+
+
+@on_both_loops
+async def test_a_tls_connection_that_has_ended_is_freed_without_the_collector_of_cycles() -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        client = Asking(server.sockets[0].getsockname()[1], scheme="https")
+        gc.collect()
+        gc.disable()
+        try:
+            assert await get(client) == (200, b"ok")
+            await until(lambda: not any(isinstance(one, _Connection) for one in gc.get_objects()))
+        finally:
+            gc.enable()
+        await client.close()
