@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import os
 import resource
 import signal
@@ -32,6 +33,7 @@ from proxy.stats import final_stats, write_stats
 BACKLOG = 4096
 RESERVED_DESCRIPTORS = 32  # for the process itself and its side port
 MANY_REQUESTS = 64  # at once, from which a turn of the loop may take long
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 CLOSING_S = 1.0  # for sockets to close and tasks to end, after everything was cut
 
 
@@ -136,6 +138,7 @@ def run(config: Config) -> int:
     log.event(Event.STARTING, **about, backends=len(config.backends))
     if not fast:
         log.event(Event.WARNING, message="uvloop is not installed: asyncio's own event loop costs about twice the CPU")
+    logging.getLogger("asyncio").addHandler(logging.NullHandler())  # its warnings are no lines of JSON
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
             return runner.run(_serve(config, log, client_socket, side_socket))
@@ -149,9 +152,8 @@ async def _serve(config: Config, log: AccessLog, client_socket: socket.socket, s
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_exception_handler(log))
     stop = Stop()
-    loop.add_signal_handler(signal.SIGTERM, stop.terminate)
-    loop.add_signal_handler(signal.SIGINT, stop.interrupt)
-    loop.add_signal_handler(signal.SIGQUIT, stop.quit)
+    for number, handler in zip(HANDLED, (stop.terminate, stop.interrupt, stop.quit), strict=True):
+        loop.add_signal_handler(number, handler)
     endpoint = Endpoint(config, log, loop)
     endpoint.probes = prober = Prober(endpoint)
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_DESCRIPTORS
@@ -187,6 +189,9 @@ async def _serve(config: Config, log: AccessLog, client_socket: socket.socket, s
         endpoint.departures.close()
         _write_stats(config, endpoint)
         log.event(Event.STOPPED, code=stop.code, requests=endpoint.counters.requests)
+        for number in HANDLED:  # a loop that closes would give them their default action back
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
     return stop.code
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +96,16 @@ def test_it_serves_with_standard_streams_closed(closed: str, replicas: list[Fake
         process.kill()
         out = process.communicate()[0]
     assert out == b"" if ">&-" in closed.split() else out.startswith(b'{"event":"listening"')
+
+
+def test_signals_that_come_again_until_the_very_end_change_nothing(
+    replicas: list[Fake], tmp_path: Path, loop_command: tuple[str, ...]
+) -> None:
+    with DdProxy(tmp_path / "proxy.log", replicas[0].urls, command=loop_command) as proxy:
+        while proxy.process.poll() is None:
+            proxy.process.send_signal(signal.SIGTERM)
+            time.sleep(0.001)
+        assert proxy.process.returncode == 0
 
 
 def _health(port: int) -> int:
