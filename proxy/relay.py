@@ -15,7 +15,6 @@ from enum import Enum
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from proxy.body import SpoolError
 from proxy.connector import LOCAL_ERRNOS, UpstreamConnection
 from proxy.framing import FramingError
 from proxy.headers import Framing, HeadError, ResponseHead, retry_after_s
@@ -85,7 +84,7 @@ class Attempt:
         self._held: list[bytes] = []  # body bytes that came before the first byte of content
         self._first: bytes | None = None  # the read that brought the head and body bytes behind it, whole
         self._body: ResponseBody | None = None
-        self._sender: SpooledSender | None = None  # while the request is not wholly handed over
+        self._sender: SpooledSender | None = None  # of a body that is in a file
         self._kept_bytes = 0
         self._reads_before = 0  # of the connection, by earlier attempts
         self._reads_seen = 0  # at the last check
@@ -131,23 +130,19 @@ class Attempt:
         self._reads_before = connection.reads
         connection.lessee = self
         self.phase = _WAITING
-        self._sender = send_request(connection, self.exchange.head, self.exchange.body)
-        self._send_on()
-
-    def _send_on(self) -> None:
+        exchange = self.exchange
+        self._sender = send_request(
+            connection, exchange.head, exchange.body, exchange.endpoint.loop, exchange.spool_failed
+        )
         if self._sender is not None:
-            try:
-                if self._sender.go_on():
-                    self._sender = None
-            except SpoolError as e:
-                self.exchange.spool_failed(e)
+            self._sender.go_on()
 
     def upstream_paused(self, paused: bool) -> None:
         """See connector.Lessee."""
         if not paused:
             self._progress_at = monotonic()
-            if self.head is None or self.head.status < 400:  # else it will not want the rest
-                self._send_on()
+            if self._sender is not None:
+                self._sender.go_on()
 
     # ------------------------------------------------------------------ the response
 
@@ -182,6 +177,8 @@ class Attempt:
         self._progress_at = now
         self._pending = b""
         status = head.status
+        if self._sender is not None and status >= 400:  # the backend will not want the rest
+            self._sender.stop()
         self.outcome = status
         endpoint.counters.response_header_seconds.observe(self.header_s)
         self.backend.responses[status] += 1
@@ -220,13 +217,13 @@ class Attempt:
     @property
     def all_sent(self) -> bool:
         """True when the whole request was handed over to the connection."""
-        return self._sender is None
+        return self._sender is None or self._sender.done
 
     def _unsent(self) -> bool:
         """Tell whether part of the request is not sent yet, so that its connection cannot be used again."""
         connection = self.connection
         assert connection is not None
-        return self._sender is not None or connection.holds_back
+        return not self.all_sent or connection.holds_back
 
     def _feed(self, data: bytes) -> tuple[bytes, int] | None:
         """Feed the body; None after a framing error, which was dealt with."""
@@ -360,16 +357,20 @@ class Attempt:
             return
         silence = now - self._progress_at
         if self.phase is _WAITING:
-            if self._sender is not None or connection.paused:
-                if silence > config.write_timeout_s:
+            if not self.all_sent or connection.paused:
+                if not connection.paused or connection.moves():
+                    self._progress_at = now
+                elif silence > config.write_timeout_s:
                     self._time_out(Timeout.WRITE, Failure.RESPONSE_TIMEOUT)
             elif silence > config.response_timeout_s:
                 self._time_out(Timeout.RESPONSE, Failure.RESPONSE_TIMEOUT)
         elif (reads := self.reads()) != self._reads_seen:
             self._reads_seen = reads
             self._progress_at = now
+        elif self.exchange.downstream.paused and self.exchange.downstream.moves():
+            self._progress_at = now
         elif silence > config.read_timeout_s:
-            if self.exchange.downstream.paused:  # the client takes nothing: its backend is not to blame
+            if self.exchange.downstream.paused:  # the client is not to be waited for, and its backend not to blame
                 self.exchange.endpoint.counters.timeouts[Timeout.CLIENT] += 1
                 self.exchange.cut(Side.CLIENT)
             else:
@@ -413,6 +414,8 @@ class Attempt:
         if self._dialling is not None:
             self._dialling.cancel()
             self._dialling = None
+        if self._sender is not None:
+            self._sender.stop()
         if not self.judged:
             self.judged = True
             endpoint.fleet.record_verdict(self.backend, Verdict.NEUTRAL, self.probe, now)
