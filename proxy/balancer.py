@@ -61,8 +61,8 @@ class Fleet:
         self._levels: dict[int, int] = {}  # active leases -> backends with so many
         self._order: list[int] = []  # keys of _levels, ascending
         self._cursor = 0  # ties go to the first at or after this position
-        self.left_full = 0  # of those, the full ones
         self.left_out = 0  # full or overloaded backends that the last choice passed over
+        self.left_full = 0  # of those, the full ones
         for url in config.backends:
             self.add(url, required=True)
 

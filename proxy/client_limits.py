@@ -67,7 +67,7 @@ class ClientLimits:
         for downstream in _expired(self._lingering, now - LINGER_S):
             downstream.linger_timed_out()
         for downstream in _expired(self._closing, now - self._timeout_s):
-            downstream.give_up()
+            downstream.close_timed_out()
 
     def _waited_too_long(self, now: float) -> list[Downstream]:
         reached = now / self._width_s

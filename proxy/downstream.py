@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from contextlib import suppress
 from enum import Enum
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -293,6 +294,8 @@ class Downstream(SocketWriter):
             self._close()
         else:
             self.endpoint.limits.waits(self)
+            if self.paused:
+                self.moves()  # from now on
             if not self._buffer and (self._eof or self.endpoint.draining):
                 self._close()
             elif self._buffer or self.paused:
@@ -337,14 +340,24 @@ class Downstream(SocketWriter):
             self._close()
         else:
             self._read_on()
-            self.transport.write_eof()
+            with suppress(OSError):  # the client is gone, and the loop has not seen it yet
+                self.transport.write_eof()
 
     def _close(self) -> None:
         """Close once everything is sent."""
         self._phase = _CLOSED
         self._buffer = b""
         self.endpoint.limits.closes(self)
+        if self.transport.get_write_buffer_size():
+            self.moves()  # from now on
         self.transport.close()
+
+    def close_timed_out(self) -> None:
+        """Give up a connection that should have closed long ago, unless the client still takes what it is sent."""
+        if self.moves():
+            self.endpoint.limits.closes(self)
+        else:
+            self.give_up()
 
     def drain(self) -> None:
         """Close a connection on which no request is under way, and refuse one of which only a part of the head came."""
@@ -372,6 +385,7 @@ class Downstream(SocketWriter):
     def linger_timed_out(self) -> None:
         """Stop throwing away what a refused client sends; the answer, when it is not all sent, gets more time."""
         if self.transport.get_write_buffer_size():
+            self.moves()  # from now on
             self.endpoint.limits.closes(self)
         else:
             self.transport.abort()
@@ -387,7 +401,10 @@ class Downstream(SocketWriter):
                 self._phase = _CLOSED
                 self.transport.abort()
                 return
-        self._close()
+        if not reset and (self._buffer or self._reading_stopped):  # unread, it would reset what was sent before
+            self._linger()
+        else:
+            self._close()
 
     # ------------------------------------------------------------------ limits in time
 
@@ -405,5 +422,7 @@ class Downstream(SocketWriter):
         if self._buffer and self._phase is _HEAD:
             self.endpoint.counters.timeouts[Timeout.CLIENT] += 1
             self._refuse_head(HeadError(408, replies.MESSAGES[Rejection.TIMEOUT]), self._buffer)
+        elif self.transport.get_write_buffer_size() and self.moves():
+            self.endpoint.limits.waits(self)  # it still takes the answer
         else:
             self._close()

@@ -79,7 +79,7 @@ class CloseScanner:
 
 WHOLE_CHUNK_BYTES = 4096  # below this, a piece that is one whole chunk is known by its first and last bytes
 
-_NO_LINE = bytes(WHOLE_CHUNK_BYTES)  # begins no shorter piece
+_NO_LINE = bytes(WHOLE_CHUNK_BYTES)  # longer than any piece that it could begin, so that none does
 
 
 def _size_line(n: int) -> bytes:

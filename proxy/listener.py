@@ -14,7 +14,8 @@ from time import monotonic
 
 BURST = 64
 CLOSE_S = 0.001  # between two clients of a burst, while turns are short
-ACCEPTS = 16  # by asyncio's own loop in a row: without descriptors left it tries, and reports, so often
+# Also how many asyncio's own loop accepts in a row, which it calls backlog: without descriptors it tries as often.
+ACCEPTS = 16
 
 
 class Listener:

@@ -68,7 +68,7 @@ class ResponseBody:
         return self.forwardable(data, end), end
 
     def forwardable(self, data: bytes, end: int) -> bytes:
-        """Give what the client gets of a piece for which the scanner has said `end`."""
+        """Give what the client gets of a piece for which the scanner has said `end`: the very same object, if all."""
         if self._pieces is not None:
             content = b"".join(self._pieces)
             self._pieces.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -342,3 +343,36 @@ def test_a_connection_that_is_made_in_the_moment_its_request_ends_is_closed(
         r.keep(scene.dial.accept(unseen=True))
         scene.dial = None
         end(scene)
+
+
+def test_a_broken_answer_does_not_take_those_before_it_along() -> None:
+    """What is pipelined behind it stays unread: closed so, the socket would reset what the client has not got yet."""
+    with rig(1) as r:
+        client = r.client()
+        client.stop_taking()
+        client.send(request(b"1") + request(b"2") + b"POST /half HTTP/1.1\r\n")
+        replica = r.accept()
+        replica.send(response(b"whole"))
+        replica.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n", b"part")
+        replica.reset()
+        assert client.transport.half_closed
+        assert not client.is_gone()
+        client.go_on_taking()
+        assert complete_responses(client.received(), ended=True, methods=(b"POST", b"POST")) == [(200, b"whole")]
+        client.eof()
+        assert client.is_gone()
+
+
+def test_a_client_that_has_gone_unseen_does_not_stop_the_drain_of_the_others() -> None:
+    with rig(1) as r:
+        clients = [r.client() for _ in range(3)]
+        for client in clients:
+            client.send(b"POST / HTTP/1.1\r\n")
+
+        def gone() -> None:
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+        clients[0].transport.write_eof = gone  # type: ignore[method-assign]
+        r.endpoint.begin_drain()
+        r.loop.run()
+        assert [client.transport.half_closed for client in clients[1:]] == [True, True]

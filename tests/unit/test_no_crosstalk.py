@@ -116,10 +116,11 @@ class Walk:
     def check(self) -> None:
         for client, asked in self.asked.items():
             methods = (b"POST",) * len(asked)
-            answers = complete_responses(client.received(), ended=client.is_gone(), methods=methods)
+            ended = client.is_gone() or client.transport.half_closed
+            answers = complete_responses(client.received(), ended=ended, methods=methods)
             own = [target for (status, body), target in zip(answers, asked, strict=False) if status != 502]
             assert [body for status, body in answers if status != 502] == own
-            assert len(answers) == len(asked) or client.is_gone()
+            assert len(answers) == len(asked) or ended
         written = sum(len(piece) for client in self.asked for piece in client.transport.writes)
         assert sum(record["bytes_out"] for record in self.rig.records) == written
 

@@ -23,7 +23,9 @@ SMALL_BUFFER = 16 * 1024  # of the client's and the proxy's socket
 
 
 @asynccontextmanager
-async def endpoint_before(port: int, **options: object) -> AsyncIterator[tuple[Endpoint, Log, Any]]:
+async def endpoint_before(
+    port: int, *, buffer: int = SMALL_BUFFER, **options: object
+) -> AsyncIterator[tuple[Endpoint, Log, Any]]:
     """Run an endpoint on a real port before one backend; gives its address too."""
     loop = asyncio.get_running_loop()
     config, errors = parse_options({"listen_port": 0, "backend": [f"http://127.0.0.1:{port}"]} | options, "test")
@@ -32,7 +34,7 @@ async def endpoint_before(port: int, **options: object) -> AsyncIterator[tuple[E
     endpoint = Endpoint(config, log.as_access_log(), loop)
     endpoint.start_sweeping()
     sock = socket.create_server(("127.0.0.1", 0))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)  # its connections inherit it
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)  # its connections inherit it
     server = await loop.create_server(lambda: Downstream(endpoint), sock=sock)
     try:
         yield endpoint, log, sock.getsockname()
@@ -116,6 +118,42 @@ async def test_a_client_that_has_closed_already_when_its_pipeline_is_too_long_is
             await asyncio.get_running_loop().sock_sendall(sock, request(b"first") + request(b"y" * 6000))
         await until(lambda: len(log.records) == 1 and not server.open)
         assert [r["final_status"] for r in log.records] == [499]
+
+
+@on_both_loops
+async def test_a_client_that_reads_slowly_and_steadily_gets_its_whole_answer() -> None:
+    """However long it takes, and although the end of its exchange lies back by more than the client timeout."""
+    async with serving(LARGE) as (_, port), endpoint_before(port, client_timeout=0.5) as (_, log, address):
+        with await connect(address) as sock:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(sock, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            received = b""
+            async with asyncio.timeout(30):
+                while not received.endswith(b"0\r\n\r\n"):
+                    piece = await loop.sock_recv(sock, 2000)
+                    assert piece
+                    received += piece
+                    await asyncio.sleep(0.05)
+            assert log.records[0]["complete"] is True
+
+
+@on_both_loops
+async def test_a_client_that_reads_slowly_and_steadily_is_not_taken_for_silent() -> None:
+    """The kernel tells of room only when a third of its buffer is free: until then this client seems to stand still."""
+    endless = b"HTTP/1.1 200 OK\r\nContent-Length: 8000000\r\n\r\n" + b"x" * 8_000_000
+    async with (
+        serving(endless) as (_, port),
+        endpoint_before(port, buffer=1 << 20, read_timeout=0.3) as (endpoint, log, address),
+    ):
+        with await connect(address) as sock:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(sock, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            await until(lambda: any(downstream.paused for downstream in endpoint.downstreams))
+            for _ in range(60):
+                assert await loop.sock_recv(sock, 4000)
+                await asyncio.sleep(0.02)
+            assert log.records == []
+        await until(lambda: len(log.records) == 1)
 
 
 # ---------------------------------------------------------------------------------------------------------- in memory

@@ -112,3 +112,18 @@ async def test_nothing_is_written_to_the_descriptor_once_the_connection_is_lost(
         assert os.fstat(fd).st_size == 0
         for file in files:
             os.close(file)
+
+
+@on_both_loops
+async def test_a_peer_that_takes_anything_moves_and_one_that_does_not_stands_still() -> None:
+    async with connected() as (connection, peer):
+        while not connection.paused:
+            connection.send(b"x" * PIECE)
+        await asyncio.sleep(0.1)
+        connection.moves()
+        assert not connection.moves()
+        peer.recv(2 * PIECE)
+        await until(connection.moves)
+        await asyncio.sleep(0.1)
+        connection.moves()
+        assert not connection.moves()
