@@ -104,9 +104,30 @@ class Wire:
 
     close = write_eof = pause_reading = resume_reading = abort
 
+    def is_closing(self) -> bool:
+        """Never is."""
+        return False
+
     def as_transport(self) -> asyncio.Transport:
         """Give it as the type that its users name."""
         return cast(asyncio.Transport, self)
+
+
+class Turns:
+    """A loop as far as connections ask it: what they want called soon is called by `run`."""
+
+    def __init__(self) -> None:
+        self._due: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+
+    def call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        """See asyncio."""
+        self._due.append((callback, arguments))
+
+    def run(self) -> None:
+        """Call what is due until nothing is."""
+        while self._due:
+            callback, arguments = self._due.popleft()
+            callback(*arguments)
 
 
 class Drive:
@@ -119,6 +140,8 @@ class Drive:
         self.loop = loop_factory()[0]()
         log = AccessLog(os.open(os.devnull, os.O_WRONLY), "error", clock=lambda: 2e9)  # its thread has nothing to do
         self.endpoint = Endpoint(config, log, self.loop)
+        self.turns = Turns()
+        self.endpoint.loop = cast(asyncio.AbstractEventLoop, self.turns)
         self.connections = [UpstreamConnection(b, self.endpoint.idle_event) for b in self.endpoint.fleet]
         for connection in self.connections:
             connection.connection_made(Wire().as_transport())
@@ -202,6 +225,7 @@ class Drive:
         piece = b"z" * UPLOAD_PIECE
         for _ in range(units):
             self.client.data_received(piece)
+        self.turns.run()
         self._leased().data_received(_ANSWER_HEAD % (0, 0, len(_ANSWER)) + _ANSWER)
 
     def sample(self, units: int) -> None:
