@@ -37,8 +37,8 @@ if (sys.platform, platform.machine(), "%d.%d" % sys.version_info[:2]) not in FIT
 
 
 def install(site: Path) -> None:
-    """Install dd-proxy and its dependencies for the running Python into a folder."""
-    subprocess.run([*PIP, "install", "--target", str(site), str(ROOT)], check=True)
+    """Install dd-proxy and its dependencies, those of `top` too, for the running Python into a folder."""
+    subprocess.run([*PIP, "install", "--target", str(site), f"{ROOT}[top]"], check=True)
 
 
 def compiled(site: Path) -> list[str]:
