@@ -40,11 +40,13 @@ def test_every_option_that_help_shows_is_in_the_readme() -> None:
     assert options <= set(re.findall(r"^\| `(--[a-z-]+)", readme, re.MULTILINE))
 
 
-def test_the_plan_in_the_readme_is_a_good_plan(tmp_path: Path) -> None:
-    [plan] = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (tmp_path / "plan.toml").write_text(plan)
-    done = subprocess.run([*DD_PROXY, "check", str(tmp_path / "plan.toml")], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_the_plan_and_the_options_file_in_the_readme_are_good(tmp_path: Path) -> None:
+    files = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(files) == 2
+    for file in files:
+        (tmp_path / "file.toml").write_text(file)
+        done = subprocess.run([*DD_PROXY, "check", str(tmp_path / "file.toml")], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("page", sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")))
