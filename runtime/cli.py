@@ -7,6 +7,7 @@ Imports as little as it can before it knows the subcommand, because every step o
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,6 +18,7 @@ from runtime.usage import Parser, UsageError
 
 def main(argv: list[str]) -> int:
     """Carry out one subcommand, `argv[0]`, and return its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by who started this, every child would seem to exit with 0
     try:
         if argv[0] == "exec":
             return _exec(argv[1:])

@@ -29,7 +29,7 @@ from runtime.placement import PlacementError, place, place_locally
 from runtime.plan import Plan
 from runtime.planfile import read_resolved
 from runtime.preflight import StartupError
-from runtime.progress import follow
+from runtime.progress import follow, say
 from runtime.signals import SignalInbox
 from runtime.site import Site
 from runtime.site_local import LocalSite
@@ -68,6 +68,7 @@ from runtime.verdict import (
 LOSS_GRACE_S = 0.5
 LOOK_AGAIN_S = (0.3, 0.7)
 READING_S = 2.0
+PATIENCE_S = 1.0  # with whoever reads the last lines
 _EXIT_REASONS = {
     signal.SIGTERM: "cancelled by SIGTERM",
     signal.SIGINT: "cancelled by SIGINT",
@@ -259,7 +260,7 @@ async def _conduct(opened: tuple[AttemptDir, AttemptRecord, Plan], environ: dict
         f"{record.run} attempt {record.attempt}: {verdict.classification}: {verdict.reason}"
     ]:
         with suppress(OSError):  # nobody reads any more
-            print(line, file=sys.stderr)
+            say(sys.stderr, f"{line}\n", PATIENCE_S)
     return verdict.exit_code
 
 

@@ -7,8 +7,11 @@ only what anybody may read: state files, outputs and the endpoints' side ports. 
 from __future__ import annotations
 
 import asyncio
+import io
+import select
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -23,6 +26,7 @@ INTERVAL_S = 1.0
 QUIET_S = 10.0  # on a log, mere growth is told this often; a change of state at once
 SIDE_PORT_TIMEOUT_S = 1.0
 _BLOCK = 1 << 20
+MOST_AT_ONCE = select.PIPE_BUF // 4  # characters: a pipe that is writable takes as many whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,20 @@ def render(view: ProgressView) -> str:
     return f"[{human_duration(int(view.elapsed_s))}] " + " · ".join(parts)
 
 
+def say(stream: TextIO, text: str, patience_s: float = 0.0) -> None:
+    """Write to a stream as long as its reader takes anything, now or within `patience_s`: a full pipe holds up nobody.
+
+    Raises OSError, ValueError when nobody reads any more.
+    """
+    for start in range(0, len(text), MOST_AT_ONCE):
+        with suppress(io.UnsupportedOperation):  # no file: it takes everything
+            _, writable, _ = select.select([], [stream.fileno()], [], patience_s)
+            if not writable:
+                return
+        stream.write(text[start : start + MOST_AT_ONCE])
+        stream.flush()
+
+
 class Screen:
     """Shows samples on a stream."""
 
@@ -163,8 +181,7 @@ class Screen:
 
     def _write(self, text: str) -> None:
         try:
-            self._stream.write(text)
-            self._stream.flush()
+            say(self._stream, text)
         except (OSError, ValueError):  # nobody reads any more; the attempt goes on
             self._terminal = False
 

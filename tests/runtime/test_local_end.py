@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from runtime.own import own_command
-from tests.runtime.lifecycle import FAKE, LiveStream, Scenario, StartLocal, client
+from tests.runtime.lifecycle import FAKE, Attempt, LiveStream, Scenario, StartLocal, client
 from tests.runtime.minislurm import wait_until
 
 STREAMING = Scenario(replica=[*FAKE, "--token-interval", "0.1"], client=client(-3), drain_timeout="10s")
@@ -44,6 +45,39 @@ def test_a_signal_at_any_moment_of_the_start_cancels_and_leaves_nothing(
         assert run.wait() == 143, (step, run.attempt.story())
         assert run.attempt.read("attempt.json")["classification"] == "cancelled"
         assert run.attempt.read("readiness.json")["state"] == "stopped"
+
+
+def test_a_reader_of_stderr_who_takes_nothing_holds_up_nobody(tmp_path: Path) -> None:
+    plan = Scenario(client=client(-3)).write(tmp_path)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 65536)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x")
+    os.set_blocking(writer, True)
+    argv = [*own_command(), "run", str(plan), "--local"]
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=writer) as process:
+        assert process.stdout is not None
+        attempt = Attempt(Path(json.loads(process.stdout.readline())["attempt_dir"]))
+        attempt.wait_ready()
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    os.close(reader)
+    os.close(writer)
+
+
+def test_an_exit_code_counts_although_children_are_ignored_where_the_run_was_started(tmp_path: Path) -> None:
+    plan = Scenario(client=["false"], records=None).write(tmp_path)
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    argv = [sys.executable, "-c", ignoring, *own_command(), "run", str(plan), "--local"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "client_failed" in done.stderr
 
 
 def test_further_signals_change_nothing(start_local: StartLocal) -> None:
