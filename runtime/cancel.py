@@ -20,6 +20,7 @@ from runtime.budget import drain_budget
 from runtime.layout import AttemptDir, find_attempts
 from runtime.look import NOT_ENDED, AttemptView, local_controller_lives, look_at
 from runtime.opening import close_as_won, stop_readiness
+from runtime.parse import JobInfo
 from runtime.planfile import read_resolved
 from runtime.slurm import Failure, SlurmError
 from runtime.state import (
@@ -32,6 +33,7 @@ from runtime.state import (
 )
 
 _LOOK_S = 0.2
+_SILENCES = 10  # of Slurm, each followed by another look
 _ASK_SLURM_S = 1.0
 _SETTLE_S = 3.0  # for the last write of a controller that just ended to be seen here, on a shared file system
 _NEXT_ATTEMPT_S = 10.0  # for the controller of a requeued job to open its attempt
@@ -84,12 +86,25 @@ def _is_being_followed(view: AttemptView) -> bool:
 def _cancel_ended(view: AttemptView) -> str:
     """Report an attempt that had ended; its job may wait for, or already be starting, another one."""
     text = f"{_name(view)} had ended already: {_outcome(view.attempt)}"
-    job = view.later_start
+    job = view.later_start or _later_start(view)
     if job is None or job.state not in NOT_ENDED:
         return text
     slurm.cancel_job(job.job_id)
     _wait_for_job(job.job_id, _budget_s(view.directory))
     return f"{text}; job {job.job_id}, requeued for another attempt, was cancelled"
+
+
+def _later_start(view: AttemptView) -> JobInfo | None:
+    """Ask for a later start of the job of an attempt that has ended, of which nothing is known. Raises SlurmError."""
+    if view.job is not None or view.attempt.job is None:
+        return None
+    try:
+        job = slurm.show_job(view.attempt.job.id)
+    except SlurmError as error:
+        if error.failure is Failure.MISSING:  # a run directory may be looked at where there is no Slurm
+            return None
+        raise
+    return job if job is not None and job.restarts != view.attempt.job.restart_count else None
 
 
 def _cancel_local(view: AttemptView) -> str:
@@ -106,6 +121,7 @@ def _cancel_local(view: AttemptView) -> str:
 
 
 def _cancel_job(view: AttemptView, job_id: str) -> str:
+    view = _answered(view)
     # A start that never had a controller, because a prolog failed, say, leaves its attempt to the next start.
     job = view.job or (view.later_start if view.attempt.controller is None else None)
     if job is None or job.state not in NOT_ENDED:
@@ -124,6 +140,21 @@ def _cancel_job(view: AttemptView, job_id: str) -> str:
     if record is not None:
         return _report(view, record)
     return _close_unstarted(view) if _reread(view.directory).controller is None else _close_orphan(view)
+
+
+def _answered(view: AttemptView) -> AttemptView:
+    """Look again while Slurm does not say what the job does: its silence is not the end of a controller.
+
+    Raises CancelError when it goes on being silent.
+    """
+    for _ in range(_SILENCES):
+        if view.trouble is None:
+            return view
+        time.sleep(_LOOK_S)
+        view = look_at(view.directory)
+    if view.trouble is not None:
+        raise CancelError(f"{_name(view)} was not told to stop: {view.trouble}; try again")
+    return view
 
 
 def _close_unstarted(view: AttemptView) -> str:

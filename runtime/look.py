@@ -66,8 +66,12 @@ class AttemptView:
 
 
 def look(directory: Path) -> list[AttemptView]:
-    """Look at every attempt of a run or attempt directory, oldest first. Raises LayoutError, StateError."""
-    return [look_at(attempt) for attempt in find_attempts(directory)]
+    """Look at every attempt of a run or attempt directory, oldest first. Raises LayoutError, StateError.
+
+    One that a requeued job is only just making, or was killed while it made it, is left out.
+    """
+    first, *later = find_attempts(directory)
+    return [look_at(attempt) for attempt in (first, *(one for one in later if one.attempt_json.exists()))]
 
 
 def look_at(directory: AttemptDir) -> AttemptView:
@@ -119,7 +123,7 @@ def local_controller_lives(controller: ControllerRef, created_at: str) -> bool:
         boot = next(
             int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime ")
         )
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter when it ends while it is read
         return False
     state, start_ticks = fields[0], int(fields[19])
     started = boot + start_ticks / os.sysconf("SC_CLK_TCK")

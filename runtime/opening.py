@@ -7,6 +7,7 @@ died with its allocation.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -65,6 +66,8 @@ def open_slurm(given: AttemptDir, job: JobRef, lost_nodes: LostNodes) -> tuple[A
             close_left_open(earlier, record, lost_nodes)
         elif record.state is AttemptState.SUCCEEDED:  # the requeue came between its verdict and its exit
             raise AlreadyWon(f"{earlier.path} has succeeded already")
+    if len(attempts) > 1 and not attempts[-1].attempt_json.exists():  # whoever made it was killed before it was whole
+        shutil.rmtree(attempts.pop().path)
     last = attempts[-1]
     record = read_attempt(last.path)
     if record is None or record.state in (AttemptState.CREATED, AttemptState.SUBMITTED):

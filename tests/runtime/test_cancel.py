@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from runtime import slurm
 from runtime.cancel import CancelError, cancel, main_cancel
 from runtime.look import look
-from runtime.slurm import SlurmError
+from runtime.parse import JobInfo
+from runtime.slurm import Failure, SlurmError
 from runtime.state import AttemptRecord, Classification, JobRef, read_attempt, read_readiness, write_json
 from runtime.status import status_text
 from runtime.submit import submit
@@ -104,9 +106,45 @@ def test_a_gone_controller_whose_job_is_gone_too(slurm_here: MiniSlurm, tmp_path
 def test_without_an_answer_from_slurm_nothing_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     attempt = running(tmp_path, JobRef(NO_SUCH_JOB, 0))
-    with pytest.raises(SlurmError, match="scontrol not found"):
+    with pytest.raises(CancelError, match="was not told to stop: scontrol not found"):
         cancel(attempt.run_dir)
     assert _record(attempt.path).state == "running"
+
+
+def _held_job(slurm_here: MiniSlurm) -> str:
+    return slurm_here.run("sbatch", "--parsable", "--hold", "-o", "/dev/null", "--wrap", "sleep 600").strip()
+
+
+def _unreachable_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next question for a job fail, as it does while slurmctld is busy."""
+    show_job, failures = slurm.show_job, [SlurmError(Failure.UNREACHABLE, "Socket timed out")]
+
+    def show(job_id: str) -> JobInfo | None:
+        if failures:
+            raise failures.pop()
+        return show_job(job_id)
+
+    monkeypatch.setattr(slurm, "show_job", show)
+
+
+@pytest.mark.slurm
+def test_one_failed_question_is_not_the_end_of_a_controller(
+    slurm_here: MiniSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = opened(tmp_path, JobRef(_held_job(slurm_here), 0))
+    _unreachable_once(monkeypatch)
+    assert "was cancelled before it started" in cancel(attempt.run_dir)
+    assert _record(attempt.path).classification == "cancelled"
+
+
+@pytest.mark.slurm
+def test_one_failed_question_does_not_hide_a_requeued_job(
+    slurm_here: MiniSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = _held_job(slurm_here)
+    attempt = ended(tmp_path, JobRef(job_id, 7), Classification.PREEMPTED)  # whose next start waits
+    _unreachable_once(monkeypatch)
+    assert f"job {job_id}, requeued for another attempt, was cancelled" in cancel(attempt.run_dir)
 
 
 @pytest.mark.parametrize("classification", list(Classification))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.layout import AttemptDir
+from runtime.look import look
 from runtime.opening import AlreadyWon, OpeningError, open_slurm
 from runtime.services import Node, Services, services_path
 from runtime.state import (
@@ -103,6 +104,17 @@ def test_a_third_start_goes_on_from_the_second_whatever_directory_it_is_given(at
     assert (third.number, record.job) == (3, THIRD)
     closed = read_attempt(second.path)
     assert closed is not None and closed.classification is Classification.PREEMPTED
+
+
+def test_an_attempt_whose_making_was_cut_short_is_made_anew(attempt: AttemptDir) -> None:
+    begin(attempt, FIRST)
+    half = attempt.following()
+    half.path.mkdir()
+    (half.path / "plan.json").write_text('{"pl')
+    assert [view.directory for view in look(attempt.run_dir)] == [attempt]
+    directory, record = open_slurm(attempt, SECOND, none_lost)
+    assert (directory, record.state) == (half, AttemptState.CREATED)
+    assert directory.plan_json.read_text() == '{"plan": 1}'
 
 
 def test_an_attempt_that_never_began_before_the_requeue_is_closed_too(attempt: AttemptDir) -> None:
