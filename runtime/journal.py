@@ -33,6 +33,7 @@ class Journal:
         self.directory = directory
         self.attempt = attempt
         self.readiness = readiness
+        self._unsaved = False  # what is known and could not be written
         self._events = EventLog(directory.events)
 
     def __repr__(self) -> str:
@@ -43,7 +44,9 @@ class Journal:
         self._events.add(event, step, **fields)
 
     def run(self, controller: ControllerRef, job: JobRef | None) -> None:
-        """Record that this controller runs the attempt."""
+        """Record that this controller runs the attempt. Raises StateError when somebody has closed it meanwhile."""
+        if self.closed_elsewhere() is not None:
+            raise StateError(f"{self.directory.path} was closed before it began")
         attempt = self.attempt.move(AttemptState.RUNNING, controller=controller, job=job)
         readiness = self.readiness.move(ReadinessState.STARTING)
         self._save_attempt(attempt)
@@ -61,14 +64,16 @@ class Journal:
         self._save_readiness(self.readiness.move(ReadinessState.READY, self._all(ReadinessState.READY)))
 
     def lose(self, failure: HealthFailure) -> None:
-        """Record a loss; the first one stays."""
-        self._save_readiness(self.readiness.fail(failure))
+        """Record a loss; the first one stays. It is known from now on, also where it cannot be written (OSError)."""
+        self.readiness = self.readiness.fail(failure)
+        self._unsaved = True
         self.event("health_failure", source=failure.source, backend=failure.backend, reason=failure.reason)
+        self._save_readiness(self.readiness)
 
     def stop_readiness(self) -> None:
         """Record that the endpoints are gone; a loss stays a loss."""
         stopped = self.readiness.stop()
-        if stopped is not self.readiness:
+        if stopped is not self.readiness or self._unsaved:
             self._save_readiness(stopped)
 
     def closed_elsewhere(self) -> AttemptRecord | None:
@@ -103,3 +108,4 @@ class Journal:
     def _save_readiness(self, record: ReadinessRecord) -> None:
         write_json(self.directory.readiness_json, record)
         self.readiness = record
+        self._unsaved = False

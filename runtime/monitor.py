@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ class Monitor:
         ]
         try:
             while not stopping.done():
-                self._publish(self._book.snapshot(utc_now()))
+                with suppress(OSError):  # the next round writes again; silence that lasts is the monitor's loss
+                    self._publish(self._book.snapshot(utc_now()))
                 news = asyncio.create_task(self._news.wait())
                 await asyncio.wait(
                     {news, stopping, *loops}, timeout=self._interval_s, return_when=asyncio.FIRST_COMPLETED

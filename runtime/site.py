@@ -72,11 +72,12 @@ class Site(Protocol):
 
 
 async def term_step(site: Site, step: Step, note: Note) -> Refusal | None:
-    """Tell a step to end, once. `note` hears the signal, and why it was not sent."""
+    """Tell a step to end, once. `note` hears the signal, and why it was not sent; then it may be tried again."""
     if not step.alive or step.stopping:
         return None
     step.stopping = True
     refusal = await site.term(step)
+    step.stopping = refusal is None or refusal.site_stops
     note("TERM", step, refusal)
     return refusal
 

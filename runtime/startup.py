@@ -155,8 +155,9 @@ class Startup:
             record = await self._snapshot(interval_s)
             if record is not None and record.sequence > sequence:
                 heard, sequence = loop.time(), record.sequence
-                for one in record.deployments:
-                    attempt.journal.deployment(one.name, ready_backends=one.healthy)
+                with suppress(OSError):  # the next snapshot is written again
+                    for one in record.deployments:
+                        attempt.journal.deployment(one.name, ready_backends=one.healthy)
                 if record.failure is not None:
                     attempt.lose(record.failure, self._node_of(record.failure))
                     return

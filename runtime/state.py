@@ -14,6 +14,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -301,14 +302,30 @@ def write_json(path: Path, value: Any, *, once: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
         if once:
-            os.link(temporary, path)
-            os.unlink(temporary)
+            _link(temporary, path)
         else:
             os.replace(temporary, path)
     except BaseException:  # interrupted as well: no half-written file stays beside the record
         os.unlink(temporary)
         raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    if once:  # it is published, whatever fails now
+        with suppress(OSError):
+            os.unlink(temporary)
+            _bring_to_disk(path.parent)
+    else:
+        _bring_to_disk(path.parent)
+
+
+def _link(temporary: str, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        if os.stat(temporary).st_nlink < 2:  # else NFS lost the answer, and the call that was repeated met its own link
+            raise
+
+
+def _bring_to_disk(folder: Path) -> None:
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
     finally:

@@ -51,7 +51,11 @@ class Teardown:
             try:
                 await self._acts[act]()
             except Exception as error:  # noqa: BLE001  one act must not keep the others from being done
-                journal.event("cleanup_failed", act=act, reason=f"{type(error).__name__}: {error}")
+                reason = f"{type(error).__name__}: {error}"
+                journal.event("cleanup_failed", act=act, reason=reason)
+                if act is Act.STOP_MONITOR:  # its final snapshot was not read: nobody knows what it would have said
+                    self._attempt.lose(HealthFailure(utc_now(), None, None, "launcher", f"cannot be stopped: {reason}"))
+                    self._attempt.watching = False
         left = [step.name for step in self._attempt.steps.values() if step.alive]
         journal.event("cleanup_done", left=", ".join(left) or None)
 

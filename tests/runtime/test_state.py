@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -172,6 +173,33 @@ def test_a_file_that_is_written_once_is_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_json(tmp_path / "winner.json", {"a": 2}, once=True)
     assert json.loads((tmp_path / "winner.json").read_bytes()) == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["winner.json"]
+
+
+def test_what_is_published_stays_published_whatever_fails_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def fails_for_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fails_for_folders)
+    write_json(tmp_path / "winner.json", {"a": 1}, once=True)
+    assert json.loads((tmp_path / "winner.json").read_bytes()) == {"a": 1}
+
+
+def test_a_link_whose_answer_was_lost_on_the_way_is_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def made_twice(source: str, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", made_twice)
+    write_json(tmp_path / "winner.json", {"a": 1}, once=True)
     assert [path.name for path in tmp_path.iterdir()] == ["winner.json"]
 
 
