@@ -17,6 +17,7 @@ from runtime.layout import AttemptDir, LayoutError, new_run, write_private
 from runtime.own import own_command
 from runtime.plan import Plan, detach_env, plan_to_json
 from runtime.render import render
+from runtime.signals import held_signals
 from runtime.slurm import Failure, SlurmError
 from runtime.state import AttemptState, Classification, JobRef, new_attempt, new_readiness, write_json
 
@@ -56,6 +57,11 @@ def submit(plan: Plan) -> Submitted:
 
     Interrupted or failing in between, it takes a job back that was submitted already.
     """
+    with held_signals():  # killed now, it would leave a held job that nobody knows of
+        return _submit(plan)
+
+
+def _submit(plan: Plan) -> Submitted:
     attempt = open_run(plan)
     record = new_attempt(attempt.run, attempt.number, None)
     readiness = new_readiness({one.name: one.replicas for one in plan.deployments})
