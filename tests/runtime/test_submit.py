@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -193,3 +194,27 @@ def test_a_percent_sign_in_a_path_is_no_pattern(tmp_path: Path, monkeypatch: pyt
     assert any("/50%%j/runs/" in option for option in seen)
     assert submitting.BATCH_OUTPUT in seen[1]
     assert os.sep in seen[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_while_slurm_takes_the_job_leaves_no_held_job_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    order: list[object] = []
+
+    def takes_the_job(*arguments: object) -> str:
+        os.kill(os.getpid(), number)
+        return "123"
+
+    monkeypatch.setattr(slurm_commands, "submit", takes_the_job)
+    monkeypatch.setattr(slurm_commands, "config_kill_wait", lambda: 300.0)
+    monkeypatch.setattr(slurm_commands, "release_job", order.append)
+    before = signal.signal(number, lambda received, _: order.append(received))
+    try:
+        submitted = submit(small_plan(tmp_path))
+    finally:
+        signal.signal(number, before)
+    assert order == ["123", number]
+    record = read_attempt(submitted.attempt.path)
+    assert record is not None and record.job is not None and record.job.id == "123"
+    assert record.state == "submitted"
