@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from proxy.downstream import Downstream
+    from proxy.client_connection import ClientConnection
 
 LINGER_S = 2.0  # a refused request's rest is read and thrown away for so long
 BUCKETS = 64  # for the whole of the client timeout
@@ -23,17 +23,17 @@ class ClientLimits:
     def __init__(self, client_timeout_s: float) -> None:
         self._timeout_s = client_timeout_s
         self._width_s = client_timeout_s / BUCKETS
-        self._buckets: dict[int, set[Downstream]] = {}  # by the earliest time, in widths, at which one may run out
-        self._lingering: dict[Downstream, float] = {}  # since when, oldest first
-        self._closing: dict[Downstream, float] = {}
+        self._buckets: dict[int, set[ClientConnection]] = {}  # by when one may run out first, in widths
+        self._lingering: dict[ClientConnection, float] = {}  # since when, oldest first
+        self._closing: dict[ClientConnection, float] = {}
 
-    def waits(self, downstream: Downstream) -> None:
+    def waits(self, downstream: ClientConnection) -> None:
         """Begin to count the time in which a head must be complete, from its first byte on or without one."""
         downstream.waits_since = now = monotonic()
         if downstream.bucket is None:
             self._put(downstream, now)
 
-    def _put(self, downstream: Downstream, since: float) -> None:
+    def _put(self, downstream: ClientConnection, since: float) -> None:
         number = int((since + self._timeout_s) / self._width_s)
         bucket = self._buckets.get(number)
         if bucket is None:
@@ -41,18 +41,18 @@ class ClientLimits:
         bucket.add(downstream)
         downstream.bucket = bucket
 
-    def lingers(self, downstream: Downstream) -> None:
+    def lingers(self, downstream: ClientConnection) -> None:
         """Begin to count the time in which the rest of a refused request is read."""
         downstream.waits_since = None
         self._lingering[downstream] = monotonic()
 
-    def closes(self, downstream: Downstream) -> None:
+    def closes(self, downstream: ClientConnection) -> None:
         """Begin to count the time in which a connection must have sent what it still holds."""
         downstream.waits_since = None
         self._lingering.pop(downstream, None)
         self._closing[downstream] = monotonic()
 
-    def forget(self, downstream: Downstream) -> None:
+    def forget(self, downstream: ClientConnection) -> None:
         """Take a connection out of the books: it is closed."""
         if downstream.bucket is not None:
             downstream.bucket.discard(downstream)
@@ -69,7 +69,7 @@ class ClientLimits:
         for downstream in _expired(self._closing, now - self._timeout_s):
             downstream.close_timed_out()
 
-    def _waited_too_long(self, now: float) -> list[Downstream]:
+    def _waited_too_long(self, now: float) -> list[ClientConnection]:
         reached = now / self._width_s
         due = [d for number in [n for n in self._buckets if n <= reached] for d in self._buckets.pop(number)]
         found = []
@@ -85,7 +85,7 @@ class ClientLimits:
         return found
 
 
-def _expired(books: dict[Downstream, float], limit: float) -> list[Downstream]:
+def _expired(books: dict[ClientConnection, float], limit: float) -> list[ClientConnection]:
     """Take those out of the books that stand in them since before `limit`."""
     found = []
     for downstream, since in books.items():

@@ -1,69 +1,33 @@
 """One client connection: reads requests whole, runs one exchange at a time, keeps order, and notices who leaves.
 
-Owns the client's socket and what was read from it. What a head means is headers.py's, what is answered handler.py's.
-Limits in time are kept by client_limits.py and the sweeper of endpoint.py; there is no timer object per connection.
+Owns what was read from the client. How the connection ends is client_connection.py's, what a head means headers.py's,
+what is answered handler.py's. Limits in time are kept by client_limits.py and the sweeper of endpoint.py; there is no
+timer object per connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
-from contextlib import suppress
-from enum import Enum
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from proxy import replies, wire
 from proxy.body import RequestBody, SpoolError
+from proxy.client_connection import BODY, BUSY, CLOSED, HEAD, NEXT, ClientConnection
 from proxy.framing import FramingError
 from proxy.handler import Exchange
 from proxy.headers import HeadError, RequestHead
 from proxy.outcome import Rejection, Timeout
-from proxy.socket_writer import SocketWriter
 from proxy.upload import Upload
-
-if TYPE_CHECKING:
-    from proxy.endpoint import Endpoint
 
 _REJECTION_OF_STATUS = {413: Rejection.BODY_TOO_LARGE, 414: Rejection.HEAD_TOO_LARGE, 431: Rejection.HEAD_TOO_LARGE}
 _REJECTION_OF_STATUS |= {501: Rejection.UNSUPPORTED, 505: Rejection.UNSUPPORTED, 408: Rejection.TIMEOUT}
 _REJECTION_OF_STATUS |= {503: Rejection.DRAINING}
 
 
-class Phase(Enum):
-    """What the connection is doing; only Downstream changes it."""
+class Downstream(ClientConnection):
+    """One client connection."""
 
-    HEAD = "head"  # idle, or a head is coming
-    BODY = "body"
-    BUSY = "busy"  # the request is whole, its exchange runs
-    NEXT = "next"  # what was pipelined is read soon, or once the client has taken more of the answers
-    LINGER = "linger"  # answered early: the rest of the request is thrown away
-    CLOSED = "closed"
-
-
-_HEAD, _BODY, _BUSY, _NEXT, _LINGER, _CLOSED = Phase  # as globals they are found in a fraction of the time
-
-
-class Downstream(SocketWriter):
-    """One client connection; `paused`: the client takes no more bytes for now."""
-
-    __slots__ = (
-        *("_buffer", "_eof", "_phase", "_reading_stopped", "_upload"),
-        *("bucket", "endpoint", "exchange", "paused", "waits_since"),
-    )
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self.exchange: Exchange | None = None
-        self.paused = False
-        self.waits_since: float | None = None  # for a head; this and `bucket` are client_limits.ClientLimits's
-        self.bucket: set[Downstream] | None = None
-        self._phase = _HEAD
-        self._buffer = b""
-        self._upload: Upload | None = None
-        self._eof = False
-        self._reading_stopped = False
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return f"<Downstream {self._phase.value} buffered={len(self._buffer)} {self.exchange!r}>"
@@ -71,7 +35,7 @@ class Downstream(SocketWriter):
     @property
     def idle(self) -> bool:
         """True when no byte of a request is here."""
-        return self._phase in (_HEAD, _NEXT) and not self._buffer
+        return self._phase in (HEAD, NEXT) and not self._buffer
 
     # ------------------------------------------------------------------ asyncio.Protocol
 
@@ -83,11 +47,11 @@ class Downstream(SocketWriter):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         phase = self._phase
-        if phase is _HEAD:
+        if phase is HEAD:
             self._read_head(self._buffer + data if self._buffer else data)
-        elif phase is _BODY:
+        elif phase is BODY:
             self._read_body(data)
-        elif phase is _BUSY or phase is _NEXT:
+        elif phase is BUSY or phase is NEXT:
             self._buffer += data
             if len(self._buffer) > self.endpoint.config.max_head_bytes and not self._reading_stopped:
                 self._reading_stopped = True
@@ -97,10 +61,10 @@ class Downstream(SocketWriter):
     def eof_received(self) -> bool:
         """See asyncio.Protocol. An end of file behind a whole request may be a half-closed client that still reads."""
         self._eof = True
-        if self._phase is _NEXT and self._buffer:
+        if self._phase is NEXT and self._buffer:
             self._watch_for_reset()
             return True
-        if self._phase is not _BUSY:
+        if self._phase is not BUSY:
             return False
         self._ask_whether_it_reads()
         self._watch_for_reset()
@@ -109,7 +73,7 @@ class Downstream(SocketWriter):
     def connection_lost(self, exc: BaseException | None) -> None:
         """See asyncio.Protocol."""
         super().connection_lost(exc)
-        self._phase = _CLOSED
+        self._phase = CLOSED
         self.endpoint.downstream_lost(self)
         if self._upload is not None:
             self._upload.body.close()
@@ -225,7 +189,7 @@ class Downstream(SocketWriter):
         elif head.chunked or len(data) - end < length:
             self._begin_upload(head, data[end:])
         else:
-            self._phase = _BUSY
+            self._phase = BUSY
             if length:
                 stop = end + length
                 exchange.bytes_in = stop
@@ -245,10 +209,10 @@ class Downstream(SocketWriter):
             self.send(replies.CONTINUE)
         body = RequestBody(endpoint.config.body_memory_bytes, endpoint.config.spool_dir)
         self._upload = Upload(body, None if head.chunked else head.length, now)
-        self._phase = _BODY
+        self._phase = BODY
         if rest:
             self._read_body(rest)
-        if self._eof and self._phase is _BODY:  # the rest will never come
+        if self._eof and self._phase is BODY:  # the rest will never come
             self.transport.abort()
 
     def _read_body(self, data: bytes) -> None:
@@ -271,7 +235,7 @@ class Downstream(SocketWriter):
         assert exchange is not None
         self._upload = None
         self._buffer = rest
-        self._phase = _BUSY
+        self._phase = BUSY
         exchange.bytes_in += upload.body.size
         exchange.run(upload.body if upload.body.spooled else upload.body.in_memory())
 
@@ -286,7 +250,7 @@ class Downstream(SocketWriter):
     def exchange_done(self, *, keep_alive: bool, linger: bool) -> None:
         """Go on with the next request, or end the connection (lingering when a rest of this one may still come)."""
         self.exchange = None
-        if self._phase is _CLOSED:
+        if self._phase is CLOSED:
             return
         if linger or (not keep_alive and self._buffer):
             self._linger()
@@ -299,21 +263,21 @@ class Downstream(SocketWriter):
             if not self._buffer and (self._eof or self.endpoint.draining):
                 self._close()
             elif self._buffer or self.paused:
-                self._phase = _NEXT
+                self._phase = NEXT
                 self._go_on_soon()
             else:
-                self._phase = _HEAD
+                self._phase = HEAD
                 self._read_on()
 
     def _go_on_soon(self) -> None:
         """Have the next request read unless the client takes nothing: what it does not take would fill the memory."""
-        if self._phase is _NEXT and not self.paused:
+        if self._phase is NEXT and not self.paused:
             self.endpoint.loop.call_soon(self._go_on)  # not called, so that a long pipeline is no deep recursion
 
     def _go_on(self) -> None:
-        if self._phase is not _NEXT or self.paused:
+        if self._phase is not NEXT or self.paused:
             return
-        self._phase = _HEAD
+        self._phase = HEAD
         data, self._buffer = self._buffer, b""
         if data:
             self._read_head(data)
@@ -321,90 +285,12 @@ class Downstream(SocketWriter):
             self._close()
         self._read_on()
 
-    def _read_on(self) -> None:
-        """Read again, once what was pipelined is no longer more than a head may be."""
-        if self._reading_stopped and len(self._buffer) <= self.endpoint.config.max_head_bytes:
-            self._reading_stopped = False
-            if self._phase is not _CLOSED:
-                self.transport.resume_reading()
-
-    def _linger(self) -> None:
-        """Half-close, and throw away what still comes, so that the answer is not lost to a reset."""
-        if self._upload is not None:
-            self._upload.body.close()
-            self._upload = None
-        self._buffer = b""
-        self._phase = _LINGER
-        self.endpoint.limits.lingers(self)
-        if self._eof:
-            self._close()
-        else:
-            self._read_on()
-            with suppress(OSError):  # the client is gone, and the loop has not seen it yet
-                self.transport.write_eof()
-
-    def _close(self) -> None:
-        """Close once everything is sent."""
-        self._phase = _CLOSED
-        self._buffer = b""
-        self.endpoint.limits.closes(self)
-        if self.transport.get_write_buffer_size():
-            self.moves()  # from now on
-        self.transport.close()
-
-    def close_timed_out(self) -> None:
-        """Give up a connection that should have closed long ago, unless the client still takes what it is sent."""
-        if self.moves():
-            self.endpoint.limits.closes(self)
-        else:
-            self.give_up()
-
     def drain(self) -> None:
         """Close a connection on which no request is under way, and refuse one of which only a part of the head came."""
         if self.idle:
             self._close()
-        elif self._phase is _HEAD:
+        elif self._phase is HEAD:
             self._refuse_head(HeadError(503, replies.MESSAGES[Rejection.DRAINING]), self._buffer)
-
-    def give_up(self) -> None:
-        """End the connection now; the client sees a reset when it has not got all of an answer."""
-        self._phase = _CLOSED
-        if self.transport.get_write_buffer_size():
-            self._end_with_reset()
-        self.transport.abort()
-
-    def close_answered(self) -> None:
-        """Close once the answer is sent, without waiting for what a client may still send."""
-        if self._phase is _LINGER:
-            self._close()
-
-    def _end_with_reset(self) -> None:
-        sock = self.transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-    def linger_timed_out(self) -> None:
-        """Stop throwing away what a refused client sends; the answer, when it is not all sent, gets more time."""
-        if self.transport.get_write_buffer_size():
-            self.moves()  # from now on
-            self.endpoint.limits.closes(self)
-        else:
-            self.transport.abort()
-
-    def break_off(self, *, reset: bool) -> None:
-        """End the connection in the middle of a response; with `reset` where the framing cannot show the truncation."""
-        self.exchange = None
-        if self._phase is _CLOSED:
-            return
-        if reset:
-            self._end_with_reset()
-            if self.transport.get_write_buffer_size() == 0:
-                self._phase = _CLOSED
-                self.transport.abort()
-                return
-        if not reset and (self._buffer or self._reading_stopped):  # unread, it would reset what was sent before
-            self._linger()
-        else:
-            self._close()
 
     # ------------------------------------------------------------------ limits in time
 
@@ -418,8 +304,8 @@ class Downstream(SocketWriter):
             self._refuse(408, Rejection.TIMEOUT)
 
     def head_timed_out(self) -> None:
-        """End a connection that was idle, or whose head was incomplete, for too long."""
-        if self._buffer and self._phase is _HEAD:
+        """See ClientConnection."""
+        if self._buffer and self._phase is HEAD:
             self.endpoint.counters.timeouts[Timeout.CLIENT] += 1
             self._refuse_head(HeadError(408, replies.MESSAGES[Rejection.TIMEOUT]), self._buffer)
         elif self.transport.get_write_buffer_size() and self.moves():

@@ -3,18 +3,15 @@
 Owns the lease (the slot and the connection are given back in one place, `_settle`), the state of the attempt and the
 reading of its response. What a failure leads to is handler.py's. Nothing here awaits: events come from the connection,
 time from the sweeper's `check`.
-
-    CONNECTING -> WAITING (for the head) -> HELD (head here, no body byte yet) -> STREAMING -> ENDED
-                                         -> KEEPING (a retryable answer, read whole in case it is the last) -> ENDED
 """
 
 from __future__ import annotations
 
 import asyncio
-from enum import Enum
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from proxy.attempt_phase import CONNECTING, ENDED, HELD, KEEPING, STREAMING, WAITING
 from proxy.connector import LOCAL_ERRNOS, UpstreamConnection
 from proxy.framing import FramingError
 from proxy.headers import Framing, HeadError, ResponseHead, retry_after_s
@@ -41,19 +38,6 @@ KEPT_BYTES = 1 << 20  # of a response that may be passed on later (section 3, ru
 KEPT_S = 5.0
 
 
-class Phase(Enum):
-    """Where an attempt is; only Attempt changes it."""
-
-    CONNECTING = "connecting"
-    WAITING = "waiting"
-    HELD = "held"
-    KEEPING = "keeping"
-    STREAMING = "streaming"
-    ENDED = "ended"
-
-
-# As globals: to look a member up in its class takes several times as long, and this is done ten times for a request.
-_CONNECTING, _WAITING, _HELD, _KEEPING, _STREAMING, _ENDED = Phase
 _CLOSE = Framing.CLOSE
 
 
@@ -71,7 +55,7 @@ class Attempt:
         self.backend = backend
         self.probe = probe
         self.started = self._progress_at = now
-        self.phase = _CONNECTING
+        self.phase = CONNECTING
         self.connection: UpstreamConnection | None = None
         self._dialling: asyncio.Task[None] | None = None
         self.reused = False
@@ -129,7 +113,7 @@ class Attempt:
         self.connection = connection
         self._reads_before = connection.reads
         connection.lessee = self
-        self.phase = _WAITING
+        self.phase = WAITING
         exchange = self.exchange
         self._sender = send_request(
             connection, exchange.head, exchange.body, exchange.endpoint.loop, exchange.spool_failed
@@ -148,9 +132,9 @@ class Attempt:
 
     def upstream_data(self, data: bytes) -> None:
         """See connector.Lessee."""
-        if self.phase is _STREAMING:
+        if self.phase is STREAMING:
             self._stream(data)
-        elif self.phase is _WAITING:
+        elif self.phase is WAITING:
             self._read_head(data)
         else:
             self._hold(data)
@@ -189,7 +173,7 @@ class Attempt:
         if 0 < head.length == len(data) - end <= KEPT_BYTES and not exchange.head.bodyless_response:
             self._take_whole(head, data, end, keep=keep)
             return
-        self.phase = _KEEPING if keep else _HELD
+        self.phase = KEEPING if keep else HELD
         if head.has_body and not exchange.head.bodyless_response:
             self._body = ResponseBody(head, decode=keep or exchange.head.http10)
         if endpoint.config.flush_head and not keep:
@@ -246,7 +230,7 @@ class Attempt:
         begun = body.scanner.started or end >= 0
         if begun:
             self._judge()
-        if self.phase is _KEEPING:
+        if self.phase is KEEPING:
             self._kept_bytes += len(piece)
             if self._kept_bytes > KEPT_BYTES:
                 self._stop_keeping()
@@ -273,7 +257,7 @@ class Attempt:
         `whole` is the head and the first body bytes as they came in one read, where they can go out so.
         """
         assert self.head is not None
-        self.phase = _STREAMING
+        self.phase = STREAMING
         self.exchange.begin(self.head, b"".join(self._held), whole)
         self._held.clear()
         self._first = None
@@ -309,10 +293,10 @@ class Attempt:
         head, exchange = self.head, self.exchange
         assert head is not None
         self._judge()
-        if self.phase is _HELD:
+        if self.phase is HELD:
             self._commit(self._first)
         reusable = head.keep_alive and head.framing is not _CLOSE and not extra and not self._unsent()
-        kept = self.phase is _KEEPING
+        kept = self.phase is KEEPING
         held = b"".join(self._held)
         self._settle(reusable)
         if kept:
@@ -332,7 +316,7 @@ class Attempt:
 
     def upstream_ended(self, error: BaseException | None) -> None:
         """See connector.Lessee."""
-        if self.phase is _ENDED:
+        if self.phase is ENDED:
             return
         head = self.head
         if head is not None and head.framing is _CLOSE and error is None and self._body is not None:
@@ -351,12 +335,12 @@ class Attempt:
                 self.backend.failed += 1
                 self._time_out(Timeout.CONNECT, Failure.CONNECT_TIMEOUT)
             return
-        if self.phase is _KEEPING:
+        if self.phase is KEEPING:
             if now - self._progress_at > KEPT_S:
                 self._stop_keeping()
             return
         silence = now - self._progress_at
-        if self.phase is _WAITING:
+        if self.phase is WAITING:
             if not self.all_sent or connection.paused:
                 if not connection.paused or connection.moves():
                     self._progress_at = now
@@ -385,7 +369,7 @@ class Attempt:
         self._fail(FailedAttempt(Failure.CLOSED, local=True))
 
     def _fail(self, failed: FailedAttempt) -> None:
-        if self.phase is _ENDED:
+        if self.phase is ENDED:
             return
         exchange = self.exchange
         self.outcome = failed.failure
@@ -403,13 +387,13 @@ class Attempt:
 
     def cancel(self) -> None:
         """End the attempt because its client left: the backend stops working for nobody; neutral for its breaker."""
-        if self.phase is not _ENDED:
+        if self.phase is not ENDED:
             self.outcome = CANCELLED if self.head is None else self.outcome
             self._settle(reusable=False)
 
     def _settle(self, reusable: bool) -> None:
         """Give back slot and connection, once; a connection that is not reusable is closed."""
-        self.phase = _ENDED
+        self.phase = ENDED
         endpoint, now = self.exchange.endpoint, monotonic()
         if self._dialling is not None:
             self._dialling.cancel()
