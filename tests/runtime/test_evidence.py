@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,9 +12,13 @@ from typing import Any, cast
 import pytest
 
 from runtime import journal as journals
+from runtime import monitor as monitors
+from runtime.attempt import Attempt
 from runtime.journal import Journal
 from runtime.launcher import Step
 from runtime.layout import AttemptDir
+from runtime.monitor import Monitor
+from runtime.services import Replica, Services
 from runtime.site import Refusal, Site, term_step
 from runtime.state import (
     Classification,
@@ -20,11 +26,15 @@ from runtime.state import (
     ReadinessState,
     StateError,
     new_attempt,
+    read_health,
     read_readiness,
     utc_now,
     write_json,
 )
-from tests.runtime.attempts import opened, running
+from runtime.steps import Role
+from runtime.teardown import Teardown
+from runtime.verdict import Cause, Trigger
+from tests.runtime.attempts import opened, running, small_plan
 
 
 def journal_of(attempt: AttemptDir) -> Journal:
@@ -76,3 +86,57 @@ async def test_a_step_that_could_not_be_told_to_end_is_told_again() -> None:
     for _ in range(3):
         await term_step(site, cast(Step, step), lambda *_: None)
     assert (refusals, step.stopping) == ([], True)
+
+
+async def test_a_monitor_that_cannot_be_stopped_in_order_is_a_loss(tmp_path: Path) -> None:
+    """Its final snapshot is what a success rests on."""
+    journal = journal_of(running(tmp_path, None))
+    monitor = SimpleNamespace(name="monitor", alive=True, stopping=False)
+    losses: list[tuple[HealthFailure, str | None]] = []
+
+    async def term(_: Step) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def view(_: str | None) -> None:
+        return None
+
+    attempt = SimpleNamespace(
+        journal=journal,
+        site=SimpleNamespace(term=term),
+        steps={},
+        watching=True,
+        losses=losses,
+        of=lambda *roles: [monitor] if roles == (Role.MONITOR,) else [],
+        note=lambda: lambda *_: None,
+        lose=lambda failure: losses.append((failure, None)),
+        view=view,
+    )
+    await Teardown(cast(Attempt, attempt), Cause(Trigger.CLIENT_EXITED, "the client exited with 0", exit_code=0)).run()
+    failure = journal.readiness.health_failure
+    assert failure is not None
+    assert failure.reason == "cannot be stopped: RuntimeError: can't start new thread"
+    assert attempt.watching is False
+
+
+async def test_a_monitor_that_cannot_write_for_a_while_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt, plan = running(tmp_path, None), small_plan(tmp_path)
+    replica = Replica("m-replica-0", "m", "node1", "127.0.0.1", 1)
+    plan = replace(plan, runtime=replace(plan.runtime, monitor_interval_s=0.01))
+    monitor = Monitor(attempt, plan, Services((), (replica,)))
+    failures = [OSError(errno.ESTALE, "Stale file handle")] * 2
+
+    def busy(path: Path, value: Any) -> None:
+        if failures:
+            raise failures.pop()
+        write_json(path, value)
+
+    monkeypatch.setattr(monitors, "write_json", busy)
+    stop = asyncio.Event()
+    task = asyncio.create_task(monitor.run(stop))
+    async with asyncio.timeout(20):
+        while not attempt.health_json.exists():  # noqa: ASYNC110  a file has no event
+            await asyncio.sleep(0.01)
+        stop.set()
+        await task
+    record = read_health(attempt.path)
+    assert record is not None and record.final
