@@ -123,7 +123,7 @@ async def test_a_client_that_has_closed_already_when_its_pipeline_is_too_long_is
 @on_both_loops
 async def test_a_client_that_reads_slowly_and_steadily_gets_its_whole_answer() -> None:
     """However long it takes, and although the end of its exchange lies back by more than the client timeout."""
-    async with serving(LARGE) as (_, port), endpoint_before(port, client_timeout=0.5) as (_, log, address):
+    async with serving(LARGE) as (_, port), endpoint_before(port, client_timeout=1.4) as (_, log, address):
         with await connect(address) as sock:
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(sock, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -133,7 +133,7 @@ async def test_a_client_that_reads_slowly_and_steadily_gets_its_whole_answer() -
                     piece = await loop.sock_recv(sock, 2000)
                     assert piece
                     received += piece
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.1)
             assert log.records[0]["complete"] is True
 
 
@@ -143,13 +143,13 @@ async def test_a_client_that_reads_slowly_and_steadily_is_not_taken_for_silent()
     endless = b"HTTP/1.1 200 OK\r\nContent-Length: 8000000\r\n\r\n" + b"x" * 8_000_000
     async with (
         serving(endless) as (_, port),
-        endpoint_before(port, buffer=1 << 20, read_timeout=0.3) as (endpoint, log, address),
+        endpoint_before(port, buffer=1 << 20, read_timeout=1.0) as (endpoint, log, address),
     ):
         with await connect(address) as sock:
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(sock, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             await until(lambda: any(downstream.paused for downstream in endpoint.downstreams))
-            for _ in range(60):
+            for _ in range(80):
                 assert await loop.sock_recv(sock, 4000)
                 await asyncio.sleep(0.02)
             assert log.records == []
