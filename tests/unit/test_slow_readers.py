@@ -123,14 +123,15 @@ async def test_a_client_that_has_closed_already_when_its_pipeline_is_too_long_is
 @on_both_loops
 async def test_a_client_that_reads_slowly_and_steadily_gets_its_whole_answer() -> None:
     """However long it takes, and although the end of its exchange lies back by more than the client timeout."""
-    async with serving(LARGE) as (_, port), endpoint_before(port, client_timeout=1.4) as (_, log, address):
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(*[b"x" * 20_000] * 9)
+    async with serving(answer) as (_, port), endpoint_before(port, client_timeout=0.8) as (_, log, address):
         with await connect(address) as sock:
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(sock, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             received = b""
             async with asyncio.timeout(30):
                 while not received.endswith(b"0\r\n\r\n"):
-                    piece = await loop.sock_recv(sock, 2000)
+                    piece = await loop.sock_recv(sock, 4000)
                     assert piece
                     received += piece
                     await asyncio.sleep(0.1)
